@@ -1,0 +1,1 @@
+"""Floor 0: errors, files, units, statistics. Imports nothing of the project above it."""

@@ -1,0 +1,1 @@
+"""Floor 4: resumable steps over a run directory."""

@@ -1,0 +1,35 @@
+"""Shared fixtures: where the test models, the oracle and the corpus are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the test models, the oracle's numbers and WikiText-2; `$QUANTKIT_SHARED`, or beside the checkout."""
+    folder = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent / "shared"))
+    if not (folder / "models").is_dir():
+        pytest.skip(f"no test models at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(shared: Path) -> Path:
+    """A trained hybrid model with an MTP head, 13.6 MB."""
+    return shared / "models" / "tiny-qwen35-mtp-BF16.gguf"
+
+
+@pytest.fixture(scope="session")
+def moe_model(shared: Path) -> Path:
+    """Random experts, a vocabulary that adds BOS, tied embeddings, 6.2 MB."""
+    return shared / "models" / "tiny-moe-bos-BF16.gguf"
+
+
+@pytest.fixture(scope="session")
+def wiki_test(shared: Path) -> Path:
+    """WikiText-2 raw, test split."""
+    return shared / "corpus" / "wiki.test.raw"
