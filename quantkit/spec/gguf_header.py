@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from quantkit.core.errors import GgufError
 from quantkit.spec.gguf_part import ArrayValue, Part, TensorInfo, Value, read_part
@@ -18,13 +19,15 @@ __all__ = ["ArrayValue", "GgufHeader", "TensorInfo", "Value", "read_header"]
 
 _SPLIT_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
+_T = TypeVar("_T", int, float, bool, str, ArrayValue)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
     """Metadata and tensor table of a model file, all its parts together.
 
-    `parts` are all files in order, `data_offset` is where each one's tensor data start, `tensors` follow file order, part by
-    part. Metadata and `alignment` are those of the first part.
+    `parts` are all files in order, `data_offset` is where each one's tensor data start and `part_alignment` how they are aligned
+    in it; `tensors` follow file order, part by part. Metadata and `alignment` are those of the first part.
     """
 
     path: Path
@@ -35,7 +38,21 @@ class GgufHeader:
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
     data_offset: tuple[int, ...]
+    part_alignment: tuple[int, ...]
     file_bytes: int
+
+    def get(self, key: str, kind: type[_T]) -> _T | None:
+        """The value of a key; None where there is no such key.
+
+        Raises:
+            GgufError: the value is of another type than `kind`.
+        """
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise GgufError(f"{self.path}: expected {key} to be of type {kind.__name__}, got {_shown(value)}")
+        return value
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -52,9 +69,18 @@ def read_header(path: Path) -> GgufHeader:
     if len(parts) > 1:
         _check_split(parts)
     first = parts[0]
-    return GgufHeader(path=path, parts=tuple(p.path for p in parts), version=first.version, big_endian=first.big_endian,
-                      alignment=first.alignment, metadata=first.metadata, tensors=tuple(t for p in parts for t in p.tensors),
-                      data_offset=tuple(p.data_offset for p in parts), file_bytes=sum(p.file_bytes for p in parts))
+    return GgufHeader(
+        path=path,
+        parts=tuple(p.path for p in parts),
+        version=first.version,
+        big_endian=first.big_endian,
+        alignment=first.alignment,
+        metadata=first.metadata,
+        tensors=tuple(t for p in parts for t in p.tensors),
+        data_offset=tuple(p.data_offset for p in parts),
+        part_alignment=tuple(p.alignment for p in parts),
+        file_bytes=sum(p.file_bytes for p in parts),
+    )
 
 
 def _split_paths(given: Part) -> list[Path]:
@@ -96,3 +122,10 @@ def _check_split(parts: Sequence[Part]) -> None:
         if tensor.name in seen:
             raise GgufError(f"{parts[tensor.part].path}: expected unique tensor names, got {tensor.name!a} in two shards")
         seen.add(tensor.name)
+
+
+def _shown(value: Value) -> str:
+    """A value out of the file for a message."""
+    if isinstance(value, ArrayValue):
+        return f"an array of {value.n} {value.element_type}"
+    return f"the {type(value).__name__} {value!a:.80}"
