@@ -26,8 +26,8 @@ _T = TypeVar("_T", int, float, bool, str, ArrayValue)
 class GgufHeader:
     """Metadata and tensor table of a model file, all its parts together.
 
-    `parts` are all files in order, `data_offset` is where each one's tensor data start and `part_alignment` how they are aligned
-    in it; `tensors` follow file order, part by part. Metadata and `alignment` are those of the first part.
+    `parts` are all files in order, `data_offset` is where each one's tensor data start, `part_alignment` how they are aligned;
+    `tensors` follow file order, part by part. Metadata and `alignment` are those of the first part.
     """
 
     path: Path
