@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -19,17 +20,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quantkit.core.errors import InputError, NoSpace, RunLocked
+from quantkit.core.errors import EnvironmentFault, InputError, NoSpace, RunLocked
 from quantkit.core.units import format_bytes
 
-_TEMP_SUFFIX = ".tmp"
+_TEMP_NAME = re.compile(r"\..*\.[0-9]+-[0-9a-f]{8}\.tmp", re.DOTALL)
+_TEMP_STEM_BYTES = 200  # leaves room for the rest of the name within the 255 bytes that file systems allow
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def sha256_file(path: Path) -> str:
-    """Hex sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Hex sha256 of a file's bytes.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"expected a readable file at {path}: {error.strerror}") from error
 
 
 def canonical_json(value: Any) -> bytes:
@@ -55,28 +64,46 @@ def pretty_json(value: Any) -> bytes:
 def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target; it becomes the target when the block ends well, and is removed otherwise.
 
-    The file is flushed to disk, then renamed, then the folder is flushed. Missing folders are made. A full disk is told as
-    `NoSpace`. Nothing is checked about an existing target: callers ask `refuse_overwrite` first.
+    The file is flushed to disk, then renamed, then the folder is flushed. Missing folders are made. Nothing is checked about an
+    existing target: callers ask `refuse_overwrite` first. A target that is a symlink is replaced, not written through.
+
+    Raises:
+        NoSpace: the disk is full, before the block or in it.
+        InputError: before the block: the folder cannot be made or written to, or the name cannot exist.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     temp = temp_path(target)
     try:
+        _prove_writable(target, temp)
         yield temp
         sync_file(temp)
-        os.replace(temp, target)
+        temp.replace(target)
         sync_folder(target.parent)
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise NoSpace(f"the disk is full while writing {target}: free some space and run again") from error
         raise
     finally:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where the folder itself is gone, that is what matters
+            temp.unlink(missing_ok=True)
+
+
+def _prove_writable(target: Path, temp: Path) -> None:
+    """Fail before the work, not at the rename after hours of it."""
+    is_taken(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temp.touch(exist_ok=False)
+        temp.unlink()  # so that a block that writes nothing is not taken for one that wrote an empty file
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise
+        raise InputError(f"cannot write {target}: {error.strerror}; choose another output path") from error
 
 
 def temp_path(target: Path) -> Path:
     """A fresh temporary name beside a target, short enough for the longest target names."""
-    stem = target.name.encode()[:200].decode(errors="ignore")
-    return target.with_name(f".{stem}.{os.getpid()}-{secrets.token_hex(4)}{_TEMP_SUFFIX}")
+    stem = os.fsencode(target.name)[:_TEMP_STEM_BYTES].decode(errors="ignore")
+    return target.with_name(f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def write_atomic(target: Path, data: bytes) -> None:
@@ -102,17 +129,33 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Remove the temporary files that a killed run left below a folder; the caller holds the folder's lock."""
-    left = sorted(p for p in folder.rglob(f".*{_TEMP_SUFFIX}") if p.is_file())
+    left = sorted(p for p in folder.rglob(".*.tmp") if _TEMP_NAME.fullmatch(p.name) and p.is_file() and not p.is_symlink())
     for path in left:
         path.unlink()
     return left
 
 
 def is_same_file(a: Path, b: Path) -> bool:
-    """Whether two paths lead to one file, through links of both kinds too."""
-    if a.exists() and b.exists():
-        return os.path.samefile(a, b)
-    return a.resolve() == b.resolve()
+    """Whether two paths lead to one file, through links of both kinds, or would if they existed."""
+    try:
+        return a.samefile(b)
+    except OSError:
+        return os.path.realpath(a) == os.path.realpath(b)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something is at a path, a link to nothing included.
+
+    Raises:
+        InputError: nothing can ever be there, a name that is too long or a folder that may not be entered.
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another output path") from error
+    return True
 
 
 def refuse_overwrite(target: Path, inputs: Iterable[Path], *, force: bool = False) -> None:
@@ -124,15 +167,17 @@ def refuse_overwrite(target: Path, inputs: Iterable[Path], *, force: bool = Fals
         force: an existing file that is no input may be replaced.
 
     Raises:
-        InputError: names the input that would be destroyed, or the existing file.
+        InputError: names the input that would be destroyed, or the existing file, or says why the path is impossible.
     """
     for path in inputs:
         if is_same_file(target, path):
             raise InputError(f"the output {target} is the input {path}: writing it would destroy the input; "
                              "choose another output path")
+    if not is_taken(target):
+        return
     if target.is_dir():
         raise InputError(f"expected a file path for the output, got the folder {target}")
-    if target.exists() and not force:
+    if not force:
         raise InputError(f"the output {target} exists already: choose another path or pass --force to replace it")
 
 
@@ -158,6 +203,7 @@ class FolderLock:
 
     Raises (on entry):
         RunLocked: another process holds it.
+        EnvironmentFault: the folder cannot be written to, or its file system knows no locks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -165,19 +211,28 @@ class FolderLock:
         self._handle = -1
 
     def __enter__(self) -> FolderLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot work in {self._path.parent}: {error.strerror}; "
+                                   "choose another run directory") from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(self._handle, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
             raise RunLocked(f"another process (pid {holder}) works in {self._path.parent}: wait for it to end, "
                             "or choose another run directory") from error
+        except OSError as error:
+            os.close(self._handle)
+            raise EnvironmentFault(f"cannot lock {self._path.parent}: {error.strerror}; "
+                                   "choose a run directory on a local disk") from error
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.ftruncate(self._handle, 0)  # the file stays: unlinking a locked file lets two holders in
+        fcntl.flock(self._handle, fcntl.LOCK_UN)  # closing is not enough: a process being started shares it for a moment
         os.close(self._handle)
