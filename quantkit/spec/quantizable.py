@@ -56,6 +56,9 @@ WRITABLE_TYPES = frozenset({
     "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
 })
 
+# The library's loops over rows and experts stop at the third dimension, and a fourth makes it abort.
+MAX_DIMS = 3
+
 # llama_tensor_dequantize_impl reads these without asking for requantization.
 READABLE_SOURCES = frozenset({"F32", "F16", "BF16"})
 
