@@ -29,16 +29,9 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def sha256_file(path: Path) -> str:
-    """Hex sha256 of a file's bytes.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"expected a readable file at {path}: {error.strerror}") from error
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:
