@@ -22,7 +22,7 @@ from quantkit.engine.library import BufferSize, BuildFacts, build_facts, load_li
 from quantkit.engine.model import Context, Logits, Model, Tokens
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
-from quantkit.measure.scoring import BlockScorer
+from quantkit.measure.scoring import Scorer
 from quantkit.spec.records import ROW_DTYPE
 
 Rows = npt.NDArray[np.void]
@@ -110,7 +110,7 @@ class AuditSession:
         except Exception:
             self.close()
             raise
-        self._scorer = BlockScorer(self._seats[0].model.n_vocab)
+        self._scorer = Scorer()
 
     def score(self, chunk: int) -> ChunkRows:
         """All tiers' rows of one chunk.
@@ -158,7 +158,7 @@ class PanelSession:
                     self._scratch[i, self._rows_of(block)] = logits
         finally:
             seat.close()
-        self._scorer = BlockScorer(self._n_vocab)
+        self._scorer = Scorer()
 
     def score_tier(self, path: Path) -> Iterator[ChunkRows]:
         """One tier's rows of every chunk of the panel."""
@@ -213,11 +213,15 @@ def _empty_rows(tokens: Tokens, chunk: int) -> Rows:
     return rows
 
 
-def _fill_rows(scorer: BlockScorer, out: Sequence[Rows], block: Block, base: Logits, tiers: Sequence[Logits]) -> None:
-    first = out[0]["pos"][0] if out else 0
+def _fill_rows(scorer: Scorer, out: Sequence[Rows], block: Block, base: Logits, tiers: Sequence[Logits]) -> None:
+    """Write the scores of a block's rows into their places; `out` holds the rows of one chunk for each tier."""
+    first = int(out[0]["pos"][0])
     part = slice(block.first - first, block.last - first)
-    if out:
-        scorer.score(base, tiers, [rows[part] for rows in out])
+    scores = scorer.score(base, out[0]["token"][part], tiers)
+    for rows, tier in zip(out, scores.tiers, strict=True):
+        rows["nll_base"][part], rows["nll_q"][part], rows["kld"][part] = scores.base.nll, tier.nll, tier.kld
+        rows["entropy_base"][part], rows["margin_base"][part] = scores.base.entropy, scores.base.margin
+        rows["top1_base"][part], rows["top1_q"][part] = scores.base.top1, tier.top1
 
 
 def _check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
@@ -280,3 +284,8 @@ def score_panel(state: WorkerState, *, path: Path) -> Iterator[ChunkRows]:
     """Command: the rows of one tier over the panel, one item a chunk."""
     assert isinstance(state.session, PanelSession)
     return state.session.score_tier(path)
+
+
+def close_group(state: WorkerState) -> None:
+    """Command: free the group's models, or the panel's scratch space."""
+    state.close()

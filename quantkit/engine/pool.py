@@ -156,10 +156,15 @@ class WorkerPool:
 
     def broadcast(self, step: str, command: Command, **arguments: Any) -> list[Any]:
         """Run one command in every worker at the same time; results in the workers' order."""
-        for worker in self.workers:
-            worker.send(step, command, arguments)
+        return self.each(step, command, [arguments] * len(self.workers))
+
+    def each(self, step: str, command: Command, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """Run one command in the first workers at the same time, each with its own arguments; results in order."""
+        busy = self.workers[: len(arguments)]
+        for worker, own in zip(busy, arguments, strict=True):
+            worker.send(step, command, own)
         results = []
-        for worker in self.workers:
+        for worker in busy:
             kind, value = self._hear(worker)
             while kind is not Reply.RESULT:
                 kind, value = self._hear(worker)

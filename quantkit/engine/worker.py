@@ -75,11 +75,6 @@ def worker_main(pipe: Connection, parent_pid: int) -> None:
         _serve(pipe, state, command, arguments)
 
 
-def close_session(state: WorkerState) -> None:
-    """Command: free whatever is open."""
-    state.close()
-
-
 def _serve(pipe: Connection, state: WorkerState, command: Callable[..., Any], arguments: dict[str, Any]) -> None:
     from quantkit.engine.library import tap
 

@@ -1,0 +1,87 @@
+"""The command `quantkit`: finds verbs lazily, and is the one place that turns an error into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from quantkit import __version__
+from quantkit.core.errors import EnvironmentFault, QuantkitError
+
+# verb: module under quantkit.cli; the command in it has the verb's name. Imported when the verb is used or its help is shown.
+VERBS = {
+    "run": "run", "demo": "demo", "show": "show", "plan": "plan", "imatrix": "imatrix", "quantize": "quantize", "audit": "audit",
+    "report": "report", "protocol": "protocol",
+}
+_EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules that load when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which a newcomer meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb's module."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"quantkit.cli.{VERBS[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs with their first line of help."""
+        rows = [(name, command.get_short_help_str(100)) for name in VERBS if (command := self.get_command(ctx, name))]
+        with formatter.section("Verbs"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="quantkit")
+def cli() -> None:
+    """Quantize one BF16 GGUF into a ladder of tiers under a frozen protocol, and measure what each tier keeps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a check said no, 2 wrong input, 3 this machine cannot."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        result: Any = cli.main(args=arguments, prog_name="quantkit", standalone_mode=False)
+        return int(result) if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except QuantkitError as error:
+        click.echo(f"quantkit: {error}", err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("quantkit: interrupted; the same command goes on where this one stopped", err=True)
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away; the flush at exit must not complain
+        return 0
+    except OSError as error:
+        click.echo(f"quantkit: {_os_error(error)}", err=True)
+        return EnvironmentFault.exit_code
+
+
+def _os_error(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    return f"the system refused{where}: {error.strerror or error}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The audit: base and tiers over the chunks of a text, token by token, into rows and a summary for each tier."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantkit.core.errors import EngineCrash, EngineError, InputError, QuantkitError
+from quantkit.core.files import sha256_file
+from quantkit.core.units import format_bytes
+from quantkit.engine.lockstep import close_group, open_audit, open_panel, score, score_panel
+from quantkit.engine.pool import WorkerPool
+from quantkit.job.evaluation import Evaluation, Subject, check_same_text
+from quantkit.job.memory import AuditLayout, free_disk_bytes, plan_layout
+from quantkit.job.parts import PartFile, Rows, merge_rows, read_parquet, write_parquet
+from quantkit.job.progress import Progress
+from quantkit.job.rundir import RunFolder, read_json, write_json
+from quantkit.measure.summary import summarize
+from quantkit.spec.records import TierSummary
+
+_CHUNKS_A_TASK = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """What may differ from run to run without moving a row."""
+
+    memory_bytes: int | None = None
+    max_group: int = 1 << 20
+
+
+def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], progress: Progress,
+          options: AuditOptions = AuditOptions()) -> dict[str, QuantkitError]:  # noqa: B008 - frozen
+    """Measure every tier that is not measured yet; a tier that fails leaves the others whole.
+
+    Returns:
+        The tiers that failed, each with its error.
+    """
+    failed: dict[str, QuantkitError] = {}
+    waiting = []
+    for tier in tiers:
+        if read_summary(run, evaluation, base, tier) is not None:
+            progress.note(f"audit {tier.name}: measured already")
+            continue
+        try:
+            check_same_text(pool, evaluation, tier)
+            waiting.append(tier)
+        except (InputError, EngineCrash, EngineError) as error:
+            failed[tier.name] = error
+    if waiting:
+        failed |= _Audit(run, pool, evaluation, base, progress).measure(waiting, options)
+    return failed
+
+
+def read_summary(run: RunFolder, evaluation: Evaluation, base: Subject, tier: Subject) -> TierSummary | None:
+    """A tier's summary where it stands and its rows are those that it was made of; None where it must be (re)made."""
+    held = read_json(run.summary(tier.name))
+    audit_id = evaluation.audit_id(base, tier)
+    try:
+        if held["audit_id"] != audit_id or held["rows_sha256"] != sha256_file(run.rows(tier.name)):
+            return None
+        return TierSummary.from_json(held["summary"])
+    except (TypeError, KeyError, ValueError, OSError):
+        return None
+
+
+class _Audit:
+    """One audit under way: which chunks of which tier are there, and the loop that fills the gaps."""
+
+    def __init__(self, run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, progress: Progress) -> None:
+        self._run, self._pool, self._evaluation, self._base, self._progress = run, pool, evaluation, base, progress
+
+    def measure(self, tiers: Sequence[Subject], options: AuditOptions) -> dict[str, QuantkitError]:
+        """Measure group by group; a group that dies is tried again tier by tier, so that the culprit is found."""
+        layout = self._layout(tiers, options)
+        self._progress.note(layout.describe())
+        failed: dict[str, QuantkitError] = {}
+        for group in layout.groups:
+            members = [tiers[i] for i in group]
+            try:
+                self._measure_group(members, layout)
+            except (EngineCrash, EngineError, InputError) as error:
+                if len(members) == 1:
+                    failed[members[0].name] = error
+                    continue
+                self._progress.note(f"{error}; trying these tiers one by one")
+                for tier in members:
+                    try:
+                        self._measure_group([tier], layout)
+                    except (EngineCrash, EngineError, InputError) as own:
+                        failed[tier.name] = own
+        return failed
+
+    def _layout(self, tiers: Sequence[Subject], options: AuditOptions) -> AuditLayout:
+        return plan_layout(self._base.model, [tier.model for tier in tiers], self._evaluation.settings,
+                           n_workers=len(self._pool.workers), n_chunk=len(self._evaluation.chunks),
+                           memory_bytes=options.memory_bytes, scratch_bytes=free_disk_bytes(self._run.path),
+                           max_group=options.max_group)
+
+    def _measure_group(self, tiers: Sequence[Subject], layout: AuditLayout) -> None:
+        """Fill the gaps of some tiers, then write their rows and summaries."""
+        evaluation = self._evaluation
+        with ExitStack() as stack:
+            files = [stack.enter_context(self._part_file(tier)) for tier in tiers]
+            missing = [int(c) for c in evaluation.chunks if any(int(c) not in file.chunks for file in files)]
+            self._progress.start("audit " + " ".join(tier.name for tier in tiers), len(evaluation.chunks) * len(tiers))
+            self._progress.advance((len(evaluation.chunks) - len(missing)) * len(tiers))
+            for i, rows in self._panels(tiers, missing, layout) if layout.uses_panels else self._lockstep(tiers, missing):
+                if int(rows["chunk"][0]) not in files[i].chunks:
+                    files[i].append(rows)
+                self._progress.advance()
+            self._progress.finish()
+        for tier, file in zip(tiers, files, strict=True):
+            self._write_results(tier, file)
+
+    def _part_path(self, tier: Subject) -> Path:
+        return self._run.parts / "audit" / f"{self._evaluation.audit_id(self._base, tier)}.rows"
+
+    def _part_file(self, tier: Subject) -> PartFile:
+        return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens)
+
+    def _lockstep(self, tiers: Sequence[Subject], chunks: list[int]) -> Iterator[tuple[int, Rows]]:
+        """Rows of one chunk and one tier at a time, the tier by its index."""
+        if not chunks:
+            return
+        name = "audit " + " ".join(tier.name for tier in tiers)
+        buffers = self._pool.broadcast(f"load {name}", open_audit, base=self._base.path, tiers=tuple(t.path for t in tiers),
+                                       **self._common())
+        allocated = sum(b.size_bytes for own in buffers for b in own if "Mapped" not in b.device)
+        self._progress.note(f"llama.cpp allocated {format_bytes(allocated)} besides the mapped files")
+        tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
+        for item in self._pool.stream(name, score, tasks):
+            yield from enumerate(item.tiers)
+        self._pool.broadcast("close", close_group)
+
+    def _panels(self, tiers: Sequence[Subject], chunks: list[int], layout: AuditLayout) -> Iterator[tuple[int, Rows]]:
+        n_workers = len(self._pool.workers)
+        step = layout.panel_n_chunk * n_workers
+        for start in range(0, len(chunks), step):
+            panel = chunks[start:start + step]
+            shards = [shard for i in range(n_workers) if (shard := tuple(panel[i::n_workers]))]
+            self._pool.each("base rows", open_panel, [{"base": self._base.path, "chunks": shard, "folder": self._run.parts,
+                                                       **self._common()} for shard in shards])
+            for i, tier in enumerate(tiers):  # as many tasks as panels: each worker gets one
+                for item in self._pool.stream(f"audit {tier.name}", score_panel, [{"path": tier.path}] * len(shards)):
+                    yield i, item.tiers[0]
+            self._pool.broadcast("close", close_group)
+
+    def _common(self) -> dict[str, Any]:
+        evaluation = self._evaluation
+        return {"settings": evaluation.settings, "offload": evaluation.offload, "tokens": evaluation.tokens}
+
+    def _write_results(self, tier: Subject, file: PartFile) -> None:
+        evaluation = self._evaluation
+        rows = merge_rows(file.chunks, evaluation.chunks, evaluation.articles)
+        audit_id = evaluation.audit_id(self._base, tier)
+        metadata = {"audit_id": audit_id, "eval_id": evaluation.eval_id, "base_sha256": self._base.sha256,
+                    "q_sha256": tier.sha256, "token_ids_sha256": evaluation.token_ids_sha256}
+        write_parquet(self._run.rows(tier.name), rows, metadata)
+        self.summarize_rows(tier, audit_id)
+        self._part_path(tier).unlink()
+
+    def summarize_rows(self, tier: Subject, audit_id: str) -> None:
+        """Read the rows back from their file and write what is computed from them."""
+        evaluation = self._evaluation
+        rows, metadata = read_parquet(self._run.rows(tier.name))
+        write_json(self._run.summary(tier.name), {
+            "audit_id": audit_id, "rows_sha256": sha256_file(self._run.rows(tier.name)),
+            "tier": tier.name, "file": tier.path.name, "size_bytes": tier.model.header.file_bytes, "sha256": tier.sha256,
+            "base_sha256": self._base.sha256, "token_ids_sha256": evaluation.token_ids_sha256,
+            "eval_id": evaluation.eval_id, "corpus": dataclasses.asdict(evaluation.corpus), "add_bos": evaluation.add_bos,
+            "n_ctx": evaluation.settings.n_ctx, "n_chunk_total": evaluation.n_chunk_total,
+            "chunks": np.unique(rows["chunk"]).tolist(), "build": dataclasses.asdict(evaluation.build),
+            "offload": dataclasses.asdict(evaluation.offload), "summary": summarize(rows).to_json(),
+        })

@@ -1,0 +1,129 @@
+"""What all rows of an audit have in common: the files by their bytes, the text as base sees it, its chunks and articles."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.core.errors import InputError
+from quantkit.core.files import sha256_file, sha256_json
+from quantkit.engine.library import BuildFacts
+from quantkit.engine.lockstep import Tokenized, read_build, tokenize
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
+from quantkit.spec.gguf_header import read_header
+from quantkit.spec.model import ModelInfo, describe_model
+from quantkit.spec.protocol import ContextSpec, Corpus, Protocol
+
+ROWS_VERSION = 1  # raised when the meaning of a row changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A file that takes part: base or a tier, known by its bytes."""
+
+    name: str
+    model: ModelInfo
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        return self.model.header.parts[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The text as base sees it, cut into chunks: what every row of the audit has in common."""
+
+    eval_id: str
+    corpus: Corpus
+    text: bytes
+    settings: ContextSettings
+    offload: Offload
+    tokens: npt.NDArray[np.int32]
+    token_ids_sha256: str
+    add_bos: bool
+    n_chunk_total: int
+    chunks: npt.NDArray[np.int64]
+    articles: npt.NDArray[np.int32]
+    build: BuildFacts
+
+    def audit_id(self, base: Subject, tier: Subject) -> str:
+        """Of everything that the rows of one tier depend on."""
+        return sha256_json({
+            "rows": ROWS_VERSION, "eval_id": self.eval_id, "base": base.sha256, "q": tier.sha256, "tokens": self.token_ids_sha256,
+            "build": dataclasses.asdict(self.build), "offload": dataclasses.asdict(self.offload),
+        })
+
+
+def context_settings(spec: ContextSpec) -> ContextSettings:
+    """A context as a part of the protocol describes it."""
+    return ContextSettings(n_ctx=spec.n_ctx, n_batch=spec.n_batch, n_ubatch=spec.n_ubatch, type_k=spec.type_k,
+                           type_v=spec.type_v, flash_attn=spec.flash_attn == "on", use_extra_bufts=spec.use_extra_bufts,
+                           n_threads=spec.n_threads or n_cores())
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_workers(settings: ContextSettings, offload: Offload) -> int:
+    """As many workers as cores allow with the protocol's threads each; one where layers are offloaded."""
+    return 1 if offload.n_gpu_layers else max(1, n_cores() // settings.n_threads)
+
+
+def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, offload: Offload) -> Evaluation:
+    """Tokenize with base, choose the chunks, find each chunk's article.
+
+    Raises:
+        InputError: the text has fewer than two chunks, or fewer than the protocol asks for.
+    """
+    spec = protocol.eval
+    corpus = protocol.corpus(spec.corpora[0])
+    seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text)
+    n_total = len(seen.ids) // spec.n_ctx
+    if n_total < 2:
+        raise InputError(f"expected at least two chunks of {spec.n_ctx} tokens, got {len(seen.ids)} tokens from {corpus.name}: "
+                         "use a longer text or a smaller n_ctx")
+    chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total)
+    starts = find_articles(text, corpus.documents)
+    return Evaluation(
+        eval_id=protocol.eval_id, corpus=corpus, text=text, settings=context_settings(spec), offload=offload, tokens=seen.ids,
+        token_ids_sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), add_bos=seen.add_bos,
+        n_chunk_total=n_total, chunks=chunks, articles=assign_chunks(starts, seen.ends, spec.n_ctx, chunks),
+        build=pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers))
+
+
+def read_subject(path: Path, name: str) -> Subject:
+    """A file with its header and the hash of its bytes; of a split one, the hash of the parts' hashes.
+
+    Raises:
+        GgufError: the header is not sound.
+    """
+    model = describe_model(read_header(path))
+    parts = [sha256_file(part) for part in model.header.parts]
+    return Subject(name=name, model=model, sha256=parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest())
+
+
+def check_same_text(pool: WorkerPool, evaluation: Evaluation, tier: Subject) -> None:
+    """Tokenize the text with a tier's own vocabulary and compare: rows of different tokens are never paired.
+
+    Raises:
+        InputError: the tier's tokens differ; says where.
+    """
+    seen: Tokenized = pool.call(f"tokenize {tier.name}", tokenize, path=tier.path, text=evaluation.text)
+    if np.array_equal(seen.ids, evaluation.tokens):
+        return
+    n = min(len(seen.ids), len(evaluation.tokens))
+    differ = np.flatnonzero(seen.ids[:n] != evaluation.tokens[:n])
+    where = f"token {differ[0]}" if len(differ) else f"their number, {len(evaluation.tokens)} and {len(seen.ids)}"
+    raise InputError(f"{tier.path.name} is not a tier of this base: expected the base's tokens of {evaluation.corpus.name}, found "
+                     f"others (first difference: {where}); it has another tokenizer or another conversion of it")

@@ -1,0 +1,159 @@
+"""The calibration step: importances of every matrix that a plan may quantize, collected over a text, resumable.
+
+Sums are added in float64, group by group of chunks in the text's order, and rounded to float32 once, when the file is written:
+a run that was killed and resumed writes the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.core.errors import ImatrixError, InputError
+from quantkit.core.files import atomic_path, sha256_json
+from quantkit.engine.collect import Sums, collect, open_collect
+from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.evaluation import Subject, context_settings
+from quantkit.job.progress import Progress
+from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
+from quantkit.spec.model import ModelInfo
+from quantkit.spec.protocol import Protocol
+from quantkit.spec.quantizable import is_quantizable, n_dims
+
+_CHUNKS_A_GROUP = 4
+_SAVE_EVERY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The matrices to collect for, by the pass that sees them; those that have no input to square; those that must be seen."""
+
+    trunk: frozenset[str]
+    mtp: frozenset[str]
+    lookups: tuple[str, ...]
+    required: frozenset[str]
+
+
+def collection_targets(model: ModelInfo, *, output: bool, mtp: bool) -> Targets:
+    """Every matrix, but lookups: an untied embedding multiplies nothing. Required are those that the library may quantize;
+    of the others (expert gates), llama-imatrix collects what it sees, and so do we.
+
+    Args:
+        output: collect for the output matrix too (with tied embeddings, for `token_embd.weight` in its place).
+        mtp: collect for the MTP block too.
+    """
+    trunk: set[str] = set()
+    head: set[str] = set()
+    lookups = []
+    for tensor in model.header.tensors:
+        name, role = tensor.name, model.roles[tensor.name]
+        if n_dims(tensor.shape) < 2:
+            continue
+        if name.endswith("embed_tokens.weight") or (role == "embedding" and not model.tied_embeddings):
+            lookups.append(name)
+        elif role == "mtp":
+            head.add(name)
+        elif role not in ("output", "embedding") or output:
+            trunk.add(name)
+    if not mtp:
+        head.clear()
+    required = {t.name for t in model.header.tensors if is_quantizable(t.name, t.shape, model.architecture)}
+    return Targets(trunk=frozenset(trunk), mtp=frozenset(head), lookups=tuple(lookups),
+                   required=frozenset((trunk | head) & required))
+
+
+def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, progress: Progress,
+                    *, parts: Path, offload: Offload = Offload()) -> Imatrix:  # noqa: B008 - frozen
+    """Collect over the protocol's calibration text and write llama.cpp's format.
+
+    Args:
+        target: where the matrix goes; appears whole.
+        parts: a folder for the state from which a killed collection goes on.
+
+    Raises:
+        InputError: the text is shorter than the protocol's chunks.
+        EngineError: an activation was not finite; names tensor and chunk.
+        ImatrixError: a matrix of the trunk was never multiplied: this architecture is not understood.
+    """
+    spec = protocol.imatrix
+    corpus = protocol.corpus(spec.corpus)
+    settings = context_settings(spec)
+    seen: Tokenized = pool.call("tokenize calibration", tokenize, path=base.path, text=text)
+    n_total = len(seen.ids) // spec.n_ctx
+    n_chunk = spec.n_chunk or n_total
+    if not 0 < n_chunk <= n_total:
+        raise InputError(f"expected {n_chunk} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, found {n_total}: "
+                         "use a longer text or fewer chunks")
+    wanted = collection_targets(base.model, output=spec.output, mtp=spec.mtp and base.model.n_nextn > 0)
+    build = pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers)
+    state = parts / "imatrix" / (sha256_json({
+        "imatrix_id": protocol.imatrix_id, "base": base.sha256, "build": dataclasses.asdict(build),
+        "offload": dataclasses.asdict(offload)}) + ".npz")
+    total, n_done = _load_state(state)
+    progress.start("imatrix", n_chunk)
+    progress.advance(n_done)
+    if n_done < n_chunk:
+        pool.call("load imatrix", open_collect, path=base.path, settings=settings, offload=offload, trunk=wanted.trunk,
+                  mtp=wanted.mtp)
+        _collect_rest(pool, seen.ids, range(n_done, n_chunk), total, state, progress)
+        pool.call("close", close_group)
+    progress.finish()
+    _check_complete(base, wanted, total)
+    imatrix = Imatrix(entries={name: ImatrixEntry(in_sum2=sums.in_sum2.astype(np.float32), counts=sums.counts.astype(np.float32))
+                               for name, sums in sorted(total.items())},
+                      datasets=(corpus.file,), chunk_count=n_chunk, chunk_size=spec.n_ctx, legacy=False)
+    with atomic_path(target) as temp:
+        write_imatrix(temp, imatrix)
+    state.unlink(missing_ok=True)
+    return imatrix
+
+
+def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: range, total: dict[str, Sums], state: Path,
+                  progress: Progress) -> None:
+    saved = time.monotonic()
+    groups = [{"tokens": tokens, "chunks": tuple(chunks[i:i + _CHUNKS_A_GROUP])} for i in range(0, len(chunks), _CHUNKS_A_GROUP)]
+    for group in groups:  # one after another: sums are added in the text's order
+        for done, sums in pool.stream("imatrix", collect, [group]):
+            _add(total, sums)
+            progress.advance(len(done))
+            if time.monotonic() - saved > _SAVE_EVERY_S:
+                _save_state(state, total, done[-1] + 1)
+                saved = time.monotonic()
+
+
+def _add(total: dict[str, Sums], more: Mapping[str, Sums]) -> None:
+    for name, sums in more.items():
+        if name in total:
+            total[name] = Sums(total[name].in_sum2 + sums.in_sum2, total[name].counts + sums.counts)
+        else:
+            total[name] = sums
+
+
+def _save_state(path: Path, total: Mapping[str, Sums], n_done: int) -> None:
+    arrays = {f"s:{name}": sums.in_sum2 for name, sums in total.items()} | {f"c:{name}": s.counts for name, s in total.items()}
+    with atomic_path(path) as temp, temp.open("wb") as file:
+        np.savez(file, n_done=np.array(n_done), **arrays)  # type: ignore[arg-type]
+
+
+def _load_state(path: Path) -> tuple[dict[str, Sums], int]:
+    if not path.exists():
+        return {}, 0
+    with np.load(path, allow_pickle=False) as held:
+        names = [key[2:] for key in held.files if key.startswith("s:")]
+        return {name: Sums(held[f"s:{name}"], held[f"c:{name}"]) for name in names}, int(held["n_done"])
+
+
+def _check_complete(base: Subject, wanted: Targets, total: Mapping[str, Sums]) -> None:
+    missing = sorted(wanted.required - total.keys())
+    if missing:
+        raise ImatrixError(f"expected activations for every matrix of {base.path.name}, found none for {len(missing)}, the first "
+                           f"{missing[0]}: llama.cpp does not multiply by it in this architecture; plan it at a type that needs "
+                           "no importances")

@@ -1,0 +1,254 @@
+"""The main job: one base, one protocol, one run directory; plan, imatrix, quantize, audit, each step resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantkit.core.errors import InputError, QuantkitError
+from quantkit.core.files import atomic_path, sha256_file, sha256_json
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import Offload
+from quantkit.job.audit import AuditOptions, audit
+from quantkit.job.corpus import read_corpus
+from quantkit.job.evaluation import (
+    Evaluation,
+    Subject,
+    context_settings,
+    default_workers,
+    prepare_evaluation,
+    read_subject,
+)
+from quantkit.job.imatrix import collect_imatrix
+from quantkit.job.manifest import claim_run, write_manifest
+from quantkit.job.plans import choose_tiers, resolve_tier
+from quantkit.job.progress import Progress
+from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
+from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
+from quantkit.spec.gguf_header import read_header
+from quantkit.spec.imatrix_file import Imatrix, read_imatrix
+from quantkit.spec.model import describe_model
+from quantkit.spec.plan import Plan
+from quantkit.spec.protocol import Protocol
+from quantkit.spec.tensor_types import TENSOR_TYPES
+
+_NO_IMATRIX_FROM_BITS = 8  # types of so many bits or more do not use importances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What may differ between two runs without moving a number."""
+
+    n_workers: int = 0
+    drop_files: bool = False
+    corpus: Path | None = None
+    calibration: Path | None = None
+    imatrix: Path | None = None
+    offload: Offload = field(default_factory=Offload)
+    audit: AuditOptions = field(default_factory=AuditOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    folder: RunFolder
+    result_id: str | None
+    failed: Mapping[str, QuantkitError]
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """An open run: the lock is held, workers are at hand, the inputs are known by their bytes."""
+
+    run: RunFolder
+    pool: WorkerPool
+    protocol: Protocol
+    base: Subject
+    evaluation: Evaluation
+    progress: Progress
+    options: RunOptions
+    tiers: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, QuantkitError] = field(default_factory=dict)
+    imatrix: dict[str, Any] | None = None
+
+    def finish(self) -> RunResult:
+        """Write the manifest of all that is measured."""
+        measured = {name: record for name, record in self.tiers.items() if self.run.summary(name).exists()
+                    and name not in self.failed}
+        result_id = None
+        if measured:
+            result_id = write_manifest(self.run, self.protocol, self.base, self.evaluation, measured, self.imatrix)
+        return RunResult(folder=self.run, result_id=result_id, failed=self.failed)
+
+
+@contextmanager
+def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: Progress, options: RunOptions) -> Iterator[Session]:
+    """Lock the run, read and check the inputs, tokenize.
+
+    Raises:
+        InputError, GgufError, CorpusError, RunLocked: see the parts.
+    """
+    if len(protocol.eval.corpora) != 1:
+        raise InputError(f"expected one evaluation corpus in protocol {protocol.name}, found {len(protocol.eval.corpora)}: "
+                         "audit one at a time with --set eval.corpora")
+    offload = options.offload
+    if protocol.eval.offload.fixed:
+        fixed = protocol.eval.offload
+        offload = Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
+    describe_model(read_header(base_path))  # before any hashing
+    text = read_corpus(protocol.corpus(protocol.eval.corpora[0]), options.corpus)
+    n_workers = options.n_workers or default_workers(context_settings(protocol.eval), offload)
+    with open_run(run_path, protocol) as run, WorkerPool(n_workers, run.logs) as pool:
+        base = read_subject(base_path, "base")
+        claim_run(run, protocol, base)
+        evaluation = prepare_evaluation(pool, protocol, base, text, offload)
+        session = Session(run=run, pool=pool, protocol=protocol, base=base, evaluation=evaluation, progress=progress,
+                          options=options)
+        held = read_json(run.manifest)
+        session.tiers.update({name: _file_record(record) for name, record in (held.get("tiers") or {}).items()})
+        session.imatrix = held.get("imatrix")
+        yield session
+
+
+def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Sequence[str] | None, progress: Progress,
+               options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
+    """Plan, collect importances, quantize and audit; a tier that fails leaves the others whole.
+
+    Returns:
+        The run's folder, its result id, and the tiers that failed with their errors.
+    """
+    chosen = choose_tiers(protocol, tiers)
+    with open_session(base_path, protocol, run_path, progress, options) as session:
+        model, pool = session.base.model, session.pool
+        first = [resolve_tier(pool, model, protocol, tier, None) for tier in chosen]  # refusals come before any work
+        matrix, path = _importance_matrix(session, first)
+        lengths = matrix.lengths() if matrix is not None else {}
+        plans = [resolve_tier(pool, model, protocol, tier, lengths) for tier in chosen]
+        importances = None
+        if matrix is not None and path is not None:
+            names = sorted({name for plan in plans for name in plan.overrides()})
+            importances = prepare_importances(path, matrix, names, protocol.imatrix.zero_floor)
+            session.imatrix = _imatrix_facts(protocol, importances)
+        for plan in plans:
+            write_json(session.run.plan(plan.tier), plan.to_json())
+            for note in plan.notes():
+                progress.note(f"plan {plan.tier}: {note}")
+        batches = [[plan] for plan in plans] if options.drop_files else [plans]
+        for batch in batches:
+            _quantize_and_audit(session, batch, importances)
+        return session.finish()
+
+
+def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequence[Path], progress: Progress,
+                options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
+    """Audit files of the same model, whoever made them, into a run directory."""
+    for file in files:
+        describe_model(read_header(file))
+    with open_session(base_path, protocol, run_path, progress, options) as session:
+        subjects = []
+        for file in files:
+            subject = read_subject(file, file.stem)
+            subjects.append(dataclasses.replace(subject, name=_free_name(session, subject)))
+            session.tiers[subjects[-1].name] = _subject_record(subjects[-1])
+        session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, progress, options.audit))
+        return session.finish()
+
+
+def _free_name(session: Session, subject: Subject) -> str:
+    """The file's stem; with a piece of its hash where another file of that name is in the run already."""
+    held = session.tiers.get(subject.name)
+    return subject.name if held is None or held["sha256"] == subject.sha256 else f"{subject.name}-{subject.sha256[:8]}"
+
+
+def _quantize_and_audit(session: Session, plans: Sequence[Plan], importances: Importances | None) -> None:
+    subjects = []
+    for plan in plans:
+        try:
+            subjects.append(_quantized(session, plan, importances))
+        except QuantkitError as error:
+            session.failed[plan.tier] = error
+            session.progress.note(f"tier {plan.tier} failed: {error}")
+    session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, session.progress,
+                                session.options.audit))
+    if session.options.drop_files:
+        for subject in subjects:
+            if subject.name not in session.failed:
+                subject.path.unlink()
+
+
+def _quantized(session: Session, plan: Plan, importances: Importances | None) -> Subject:
+    """The tier's file: the one that stands if it is this plan's, or a new one."""
+    run, base = session.run, session.base
+    target = run.quants / f"{_stem(base.path)}-{plan.tier}.gguf"
+    key = sha256_json({"base": base.sha256, "plan": plan.to_json(), "imatrix": importances.sha256 if importances else None,
+                       "build": dataclasses.asdict(session.evaluation.build)})
+    held = read_json(run.record("quantize", plan.tier))
+    done = isinstance(held, dict) and held.get("key") == key
+    if done and target.exists() and sha256_file(target) == held["sha256"]:
+        session.progress.note(f"quantize {plan.tier}: done already")
+    else:
+        made = quantize_tier(session.pool, base, plan, target, importances, session.progress, force=True)
+        write_json(run.record("quantize", plan.tier), {"key": key, **dataclasses.asdict(made)})
+    subject = read_subject(target, plan.tier)
+    session.tiers[plan.tier] = _subject_record(subject)
+    return subject
+
+
+def _stem(path: Path) -> str:
+    """The base's name without its type: model-BF16.gguf gives `model`."""
+    stem = path.stem.split("-00001-of-")[0]
+    for suffix in ("-BF16", "-bf16", ".BF16", ".bf16", "_BF16", "-F16", "-f16", ".F16", "-F32", "-f32", ".F32"):
+        stem = stem.removesuffix(suffix)
+    return stem.encode()[:200].decode(errors="ignore")
+
+
+def _importance_matrix(session: Session, plans: Sequence[Plan]) -> tuple[Imatrix | None, Path | None]:
+    """The matrix that the tiers use: given, collected before, or collected now; none where no tier uses one."""
+    run, options, protocol = session.run, session.options, session.protocol
+    uses = {row.type for plan in plans for row in plan.rows if row.quantizable}
+    if all(_bits(name) >= _NO_IMATRIX_FROM_BITS for name in uses):
+        return None, None
+    record = run.record("imatrix", "imatrix")
+    if options.imatrix is not None:
+        matrix = read_imatrix(options.imatrix)
+        target = run.path / ("imatrix.dat" if matrix.legacy else "imatrix.gguf")
+        with atomic_path(target) as temp:
+            shutil.copyfile(options.imatrix, temp)
+        write_json(record, {"imatrix_id": f"given {sha256_file(target)}", "sha256": sha256_file(target)})
+        return matrix, target
+    held = read_json(record)
+    if (isinstance(held, dict) and held.get("imatrix_id") == protocol.imatrix_id and run.imatrix.exists()
+            and sha256_file(run.imatrix) == held["sha256"]):
+        session.progress.note("imatrix: collected already")
+        return read_imatrix(run.imatrix), run.imatrix
+    text = read_corpus(protocol.corpus(protocol.imatrix.corpus), options.calibration)
+    matrix = collect_imatrix(run.imatrix, session.pool, protocol, session.base, text, session.progress, parts=run.parts,
+                             offload=session.evaluation.offload)
+    write_json(record, {"imatrix_id": protocol.imatrix_id, "sha256": sha256_file(run.imatrix)})
+    return matrix, run.imatrix
+
+
+def _bits(type_name: str) -> float:
+    kind = TENSOR_TYPES[type_name]
+    return 8 * kind.type_size / kind.block_size
+
+
+def _imatrix_facts(protocol: Protocol, importances: Importances) -> dict[str, Any]:
+    return {"sha256": importances.sha256, "datasets": list(importances.datasets), "chunk_count": importances.chunk_count,
+            "zero_floor": protocol.imatrix.zero_floor, "zero_columns": dict(importances.zero_columns),
+            "missing_experts": {name: list(experts) for name, experts in importances.missing_experts.items()}}
+
+
+def _subject_record(subject: Subject) -> dict[str, Any]:
+    return {"file": subject.path.name, "size_bytes": subject.model.header.file_bytes, "sha256": subject.sha256,
+            "bpw": subject.model.bpw, "bpw_core": subject.model.bpw_core}
+
+
+def _file_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: record[key] for key in ("file", "size_bytes", "sha256", "bpw", "bpw_core")}

@@ -1,0 +1,115 @@
+"""A run directory: who may write in it, what it belongs to, and where things are.
+
+    run/ manifest.json  protocol.toml  plan/<tier>.json  imatrix.gguf  quants/*.gguf
+         audit/<tier>/rows.parquet, summary.json  report/...                       <- the bundle
+         run.json  logs/  parts/                                                   <- times, hardware, native logs, part files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.core.errors import InputError
+from quantkit.core.files import FolderLock, pretty_json, remove_leftovers, write_atomic
+from quantkit.spec.protocol import Protocol, load_protocol, write_protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Paths of one run directory."""
+
+    path: Path
+
+    @property
+    def protocol(self) -> Path:
+        return self.path / "protocol.toml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def facts(self) -> Path:
+        """run.json: times and hardware, not part of the bundle."""
+        return self.path / "run.json"
+
+    @property
+    def imatrix(self) -> Path:
+        return self.path / "imatrix.gguf"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def parts(self) -> Path:
+        return self.path / "parts"
+
+    @property
+    def quants(self) -> Path:
+        return self.path / "quants"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def plan(self, tier: str) -> Path:
+        return self.path / "plan" / f"{tier}.json"
+
+    def rows(self, tier: str) -> Path:
+        return self.path / "audit" / tier / "rows.parquet"
+
+    def summary(self, tier: str) -> Path:
+        return self.path / "audit" / tier / "summary.json"
+
+    def record(self, step: str, tier: str) -> Path:
+        """What a finished step left for the next start to check: hashes of what went in and came out."""
+        return self.parts / step / f"{tier}.json"
+
+
+@contextlib.contextmanager
+def open_run(path: Path, protocol: Protocol) -> Iterator[RunFolder]:
+    """Lock a run directory, make it if it is new, and clear what a killed run left half-written.
+
+    Raises:
+        RunLocked: another process works in it.
+        InputError: it holds a run of another protocol, or files that are no run at all.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"expected a folder for the run, found the file {path}: choose another path")
+    run = RunFolder(path=path)
+    if path.exists() and not run.protocol.exists() and any(p.name != ".lock" and not p.name.startswith(".protocol.toml.")
+                                                          for p in path.iterdir()):
+        raise InputError(f"expected an empty folder or a run of quantkit, found other files in {path}: choose another folder")
+    with FolderLock(path):
+        remove_leftovers(path)
+        if run.protocol.exists():
+            _check_protocol(run, protocol)
+        else:
+            write_atomic(run.protocol, write_protocol(protocol))
+        yield run
+
+
+def _check_protocol(run: RunFolder, protocol: Protocol) -> None:
+    held = load_protocol(run.protocol)
+    if held.protocol_id != protocol.protocol_id:
+        raise InputError(f"{run.path} holds a run of protocol {held.name} ({held.protocol_id[:12]}), not of {protocol.name} "
+                         f"({protocol.protocol_id[:12]}): choose another run directory")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's value, or None where the file is missing or not JSON: the step is then done again."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_atomic(path, pretty_json(value))
