@@ -107,7 +107,7 @@ class Scorer:
             nll = log_sum - (target - shift)
             kld = (products[0] - products) / sums[0] + np.log(sums / sums[0])
             entropy = log_sum[0] - products[0] / sums[0]
-        odd: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(sums) & np.isfinite(products))
+        odd = ~(np.isfinite(sums) & np.isfinite(products))
         for i, row in zip(*np.nonzero(odd | odd[0]), strict=True):
             nll[i, row], kld[i, row] = _score_odd_row(base[row], group[i][row], int(targets[row]))
         for row in np.flatnonzero(odd[0]):
@@ -131,7 +131,7 @@ class Scorer:
         for row in range(0, n_row, height):
             rows = slice(row, min(row + height, n_row))
             n = rows.stop - row
-            shifted = shift[:, rows].any(axis=1)
+            shifted = [bool(own[rows].any()) for own in shift]
             for tile in range(n_tile):
                 columns = slice(tile * width, min((tile + 1) * width, n_vocab))
                 m = columns.stop - columns.start
