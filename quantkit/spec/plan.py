@@ -138,8 +138,8 @@ def _fallback(tensor: TensorInfo, wanted: str, tier: Tier) -> str:
     """The type that llama.cpp stores instead (tensor_type_fallback)."""
     ne0, block_size = tensor.shape[0], TENSOR_TYPES[wanted].block_size
     if wanted not in FALLBACKS:
-        raise PlanError(f"tier {tier.name}: expected rows divisible by {block_size} for {wanted}, got {ne0} in {tensor.name}, and "
-                        "llama.cpp has no other type for it: give it a type by a rule")
+        raise PlanError(f"tier {tier.name}: expected rows divisible by {block_size} for {wanted}, got {ne0} in {tensor.name}, "
+                        "and llama.cpp has no other type for it: give it a type by a rule")
     second = FALLBACKS[wanted]
     return "F16" if ne0 % TENSOR_TYPES[second].block_size else second
 

@@ -157,8 +157,8 @@ def _check_types(tier: Tier, spec: PlanSpec) -> None:
 def _refuse_idle(ranked: Ranked, matched: Sequence[str], by_mtp: set[str], model: ModelInfo, tier: Tier) -> None:
     """Refuse a rule without effect, unless it is optional and simply finds nothing."""
     where = f"tier {tier.name}, {ranked.label}"
-    kept = [t for t in model.header.tensors if t.name in matched and t.name not in by_mtp]
-    if kept:
+    kept = [t for t in model.header.tensors if t.name in matched]
+    if kept and by_mtp.isdisjoint(matched):
         first = kept[0]
         raise PlanError(f"{where}: expected tensors that can be quantized, got {len(kept)} that keep their type, the first "
                         f"{first.name} ({kept_by_plan(first, model.architecture)}, {first.type.name}): take the rule out")
