@@ -64,7 +64,7 @@ def tiny_model(path: Path, *, n_embd: int = 64, n_ff: int = 128, n_block: int = 
                metadata: Mapping[str, Any] | None = None) -> list[Path]:
     """Write a random llama with a vocabulary of 260 byte tokens. llama.cpp loads it where `n_nextn` is 0.
 
-    `n_block` counts the trunk; `n_nextn` blocks with nextn tensors follow it and are counted in `block_count`, as in real files.
+    `n_block` counts the trunk; `n_nextn` blocks with nextn tensors follow and are counted in `block_count`, as in real files.
     `metadata` adds keys, or replaces them.
     """
     tensors = model_tensors(n_embd=n_embd, n_ff=n_ff, n_block=n_block, n_nextn=n_nextn, n_expert=n_expert, tied=tied,

@@ -116,8 +116,8 @@ def _parse(path: Path, cursor: Cursor) -> Part:
     version, big_endian = _read_version(cursor)
     cursor.doing = "the number of tensors and keys"
     n_tensors, n_keys = cursor.number("Q"), cursor.number("Q")
-    # the shortest key is 8 + 1 + 4 + 1 bytes, the shortest tensor 8 + 1 + 4 + 8 + 4 + 8
-    for n, what, shortest, limit in ((n_keys, "metadata keys", 14, MAX_KEYS), (n_tensors, "tensors", 33, MAX_TENSORS)):
+    # an empty key of one byte takes 8 + 4 + 1 bytes, an unnamed tensor of one dimension 8 + 4 + 8 + 4 + 8
+    for n, what, shortest, limit in ((n_keys, "metadata keys", 13, MAX_KEYS), (n_tensors, "tensors", 32, MAX_TENSORS)):
         cursor.doing = f"a header of {n} {what}"
         cursor.require(n * shortest)
         if n > limit:
