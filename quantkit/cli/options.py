@@ -1,0 +1,67 @@
+"""Options that several verbs share, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from quantkit.core.errors import InputError
+from quantkit.core.units import parse_bytes
+from quantkit.engine.settings import Offload
+from quantkit.job.audit import AuditOptions
+from quantkit.job.ladder import RunOptions
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+
+
+def base_option(command: _F) -> _F:
+    """-b/--base."""
+    return click.option("-b", "--base", required=True, type=PATH, help="The BF16 GGUF, or the first part of a split one.")(command)
+
+
+def protocol_options(command: _F) -> _F:
+    """-p/--protocol and --set."""
+    command = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+                           help="Derive a protocol: another value for one key. It has its own ids and is marked in every table.")(command)
+    return click.option("-p", "--protocol", required=True, metavar="NAME|FILE", help="A published protocol or a .toml file.")(command)
+
+
+def engine_options(command: _F) -> _F:
+    """How the work is spread; nothing here moves a number on the CPU."""
+    for option in (
+        click.option("--workers", "n_workers", type=click.IntRange(0), default=0,
+                     help="Worker processes [default: cores / the protocol's threads]."),
+        click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: nine tenths of what is free]."),
+        click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked."),
+        click.option("--calibration", type=PATH, help="The calibration text, if it is not found by itself; its hash is checked."),
+        click.option("--n-gpu-layers", type=int, default=0, show_default=True, help="Layers to offload; recorded with the result."),
+        click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split."),
+        click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices."),
+    ):
+        command = option(command)
+    return command
+
+
+def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload:
+    """Offload options as one record.
+
+    Raises:
+        InputError: shares that are not numbers.
+    """
+    try:
+        shares = tuple(float(share) for share in tensor_split.split(",")) if tensor_split else ()
+    except ValueError as error:
+        raise InputError(f"expected shares such as 3,1 for --tensor-split, got {tensor_split!r}") from error
+    return Offload(n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, tensor_split=shares)
+
+
+def run_options(*, n_workers: int, memory: str | None, corpus: Path | None, calibration: Path | None, n_gpu_layers: int,
+                main_gpu: int, tensor_split: str, imatrix: Path | None = None, drop_files: bool = False) -> RunOptions:
+    """The engine options as one record."""
+    return RunOptions(n_workers=n_workers, corpus=corpus, calibration=calibration, imatrix=imatrix, drop_files=drop_files,
+                      offload=read_offload(n_gpu_layers, main_gpu, tensor_split),
+                      audit=AuditOptions(memory_bytes=parse_bytes(memory) if memory else None))
