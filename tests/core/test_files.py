@@ -258,6 +258,7 @@ class TestOverwrite:
 
     def test_free_path_is_let_through(self, home: Path) -> None:
         refuse_overwrite(Path("new/out.gguf"), [Path("input.gguf")])
+        assert not Path("new").exists()
 
     def test_existing_file_needs_force(self, home: Path) -> None:
         Path("out").write_bytes(b"old")
@@ -291,8 +292,9 @@ class TestOverwrite:
 
 
 class TestSpace:
-    def test_what_fits_passes(self, tmp_path: Path) -> None:
+    def test_folder_that_is_not_made_yet_counts_as_its_parent(self, tmp_path: Path) -> None:
         require_space(tmp_path / "not" / "made" / "yet", 1, "the run")
+        assert not (tmp_path / "not").exists()
 
     def test_what_cannot_fit_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(NoSpace, match=r"the run needs 1073741824\.00 GiB, but .* has .* free"):
