@@ -36,7 +36,7 @@ class AuditOptions:
 
 
 def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], progress: Progress,
-          options: AuditOptions = AuditOptions()) -> dict[str, QuantkitError]:  # noqa: B008 - frozen
+          options: AuditOptions = AuditOptions()) -> dict[str, QuantkitError]:
     """Measure every tier that is not measured yet; a tier that fails leaves the others whole.
 
     Returns:
@@ -45,7 +45,7 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
     failed: dict[str, QuantkitError] = {}
     waiting = []
     for tier in tiers:
-        if read_summary(run, evaluation, base, tier) is not None:
+        if read_summary(run, evaluation, base.sha256, tier.name, tier.sha256) is not None:
             progress.note(f"audit {tier.name}: measured already")
             continue
         try:
@@ -58,12 +58,12 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
     return failed
 
 
-def read_summary(run: RunFolder, evaluation: Evaluation, base: Subject, tier: Subject) -> TierSummary | None:
+def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: str, q_sha256: str) -> TierSummary | None:
     """A tier's summary where it stands and its rows are those that it was made of; None where it must be (re)made."""
-    held = read_json(run.summary(tier.name))
-    audit_id = evaluation.audit_id(base, tier)
+    held = read_json(run.summary(tier))
     try:
-        if held["audit_id"] != audit_id or held["rows_sha256"] != sha256_file(run.rows(tier.name)):
+        if (held["audit_id"] != evaluation.audit_id(base_sha256, q_sha256)
+                or held["rows_sha256"] != sha256_file(run.rows(tier))):
             return None
         return TierSummary.from_json(held["summary"])
     except (TypeError, KeyError, ValueError, OSError):
@@ -120,7 +120,7 @@ class _Audit:
             self._write_results(tier, file)
 
     def _part_path(self, tier: Subject) -> Path:
-        return self._run.parts / "audit" / f"{self._evaluation.audit_id(self._base, tier)}.rows"
+        return self._run.parts / "audit" / f"{self._evaluation.audit_id(self._base.sha256, tier.sha256)}.rows"
 
     def _part_file(self, tier: Subject) -> PartFile:
         return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens)
@@ -159,7 +159,7 @@ class _Audit:
     def _write_results(self, tier: Subject, file: PartFile) -> None:
         evaluation = self._evaluation
         rows = merge_rows(file.chunks, evaluation.chunks, evaluation.articles)
-        audit_id = evaluation.audit_id(self._base, tier)
+        audit_id = evaluation.audit_id(self._base.sha256, tier.sha256)
         metadata = {"audit_id": audit_id, "eval_id": evaluation.eval_id, "base_sha256": self._base.sha256,
                     "q_sha256": tier.sha256, "token_ids_sha256": evaluation.token_ids_sha256}
         write_parquet(self._run.rows(tier.name), rows, metadata)

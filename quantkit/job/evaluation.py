@@ -55,10 +55,10 @@ class Evaluation:
     articles: npt.NDArray[np.int32]
     build: BuildFacts
 
-    def audit_id(self, base: Subject, tier: Subject) -> str:
+    def audit_id(self, base_sha256: str, q_sha256: str) -> str:
         """Of everything that the rows of one tier depend on."""
         return sha256_json({
-            "rows": ROWS_VERSION, "eval_id": self.eval_id, "base": base.sha256, "q": tier.sha256, "tokens": self.token_ids_sha256,
+            "rows": ROWS_VERSION, "eval_id": self.eval_id, "base": base_sha256, "q": q_sha256, "tokens": self.token_ids_sha256,
             "build": dataclasses.asdict(self.build), "offload": dataclasses.asdict(self.offload),
         })
 

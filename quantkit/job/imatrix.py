@@ -20,7 +20,7 @@ from quantkit.core.files import atomic_path, sha256_json
 from quantkit.engine.collect import Sums, collect, open_collect
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
-from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Subject, context_settings
 from quantkit.job.progress import Progress
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix

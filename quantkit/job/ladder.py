@@ -14,7 +14,7 @@ from quantkit.core.errors import InputError, QuantkitError
 from quantkit.core.files import atomic_path, sha256_file, sha256_json
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
-from quantkit.job.audit import AuditOptions, audit
+from quantkit.job.audit import AuditOptions, audit, read_summary
 from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import (
     Evaluation,
@@ -117,7 +117,7 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
 
 
 def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Sequence[str] | None, progress: Progress,
-               options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
+               options: RunOptions = RunOptions()) -> RunResult:
     """Plan, collect importances, quantize and audit; a tier that fails leaves the others whole.
 
     Returns:
@@ -146,7 +146,7 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
 
 
 def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequence[Path], progress: Progress,
-                options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
+                options: RunOptions = RunOptions()) -> RunResult:
     """Audit files of the same model, whoever made them, into a run directory."""
     for file in files:
         describe_model(read_header(file))
@@ -170,7 +170,10 @@ def _quantize_and_audit(session: Session, plans: Sequence[Plan], importances: Im
     subjects = []
     for plan in plans:
         try:
-            subjects.append(_quantized(session, plan, importances))
+            if session.options.drop_files and _is_measured(session, plan, importances):
+                session.progress.note(f"tier {plan.tier}: measured already")
+            else:
+                subjects.append(_quantized(session, plan, importances))
         except QuantkitError as error:
             session.failed[plan.tier] = error
             session.progress.note(f"tier {plan.tier} failed: {error}")
@@ -182,20 +185,38 @@ def _quantize_and_audit(session: Session, plans: Sequence[Plan], importances: Im
                 subject.path.unlink()
 
 
+def _quantize_key(session: Session, plan: Plan, importances: Importances | None) -> str:
+    """Of everything that the bytes of a tier depend on."""
+    return sha256_json({"base": session.base.sha256, "plan": plan.to_json(), "imatrix": importances.sha256 if importances else None,
+                        "build": dataclasses.asdict(session.evaluation.build)})
+
+
+def _is_measured(session: Session, plan: Plan, importances: Importances | None) -> bool:
+    """Whether the tier's file was made from this plan and measured, though it may be gone since."""
+    held = read_json(session.run.record("quantize", plan.tier))
+    if not isinstance(held, dict) or held.get("key") != _quantize_key(session, plan, importances):
+        return False
+    record = held["subject"]
+    if read_summary(session.run, session.evaluation, session.base.sha256, plan.tier, record["sha256"]) is None:
+        return False
+    session.tiers[plan.tier] = record
+    return True
+
+
 def _quantized(session: Session, plan: Plan, importances: Importances | None) -> Subject:
     """The tier's file: the one that stands if it is this plan's, or a new one."""
     run, base = session.run, session.base
     target = run.quants / f"{_stem(base.path)}-{plan.tier}.gguf"
-    key = sha256_json({"base": base.sha256, "plan": plan.to_json(), "imatrix": importances.sha256 if importances else None,
-                       "build": dataclasses.asdict(session.evaluation.build)})
+    key = _quantize_key(session, plan, importances)
     held = read_json(run.record("quantize", plan.tier))
-    done = isinstance(held, dict) and held.get("key") == key
-    if done and target.exists() and sha256_file(target) == held["sha256"]:
+    if isinstance(held, dict) and held.get("key") == key and target.exists() and sha256_file(target) == held["subject"]["sha256"]:
         session.progress.note(f"quantize {plan.tier}: done already")
+        subject = read_subject(target, plan.tier)
     else:
         made = quantize_tier(session.pool, base, plan, target, importances, session.progress, force=True)
-        write_json(run.record("quantize", plan.tier), {"key": key, **dataclasses.asdict(made)})
-    subject = read_subject(target, plan.tier)
+        subject = read_subject(target, plan.tier)
+        write_json(run.record("quantize", plan.tier), {"key": key, "subject": _subject_record(subject),
+                                                       "errors": [dataclasses.asdict(error) for error in made.errors]})
     session.tiers[plan.tier] = _subject_record(subject)
     return subject
 
