@@ -74,8 +74,8 @@ def count_blocks(header: GgufHeader, architecture: str) -> Blocks:
     n_block = header.get(f"{architecture}.block_count", int)
     n_block = n_seen if n_block is None else n_block
     n_claimed = header.get(f"{architecture}.nextn_predict_layers", int) or 0
-    for what, n in ((f"{architecture}.block_count", n_block), (f"{architecture}.nextn_predict_layers", n_claimed),
-                    ("the number of blocks in the tensor names", n_seen)):
+    for what, n in (("the number of blocks in the tensor names", n_seen), (f"{architecture}.block_count", n_block),
+                    (f"{architecture}.nextn_predict_layers", n_claimed)):
         if not 0 <= n <= _MAX_BLOCKS:
             raise GgufError(f"{header.path}: expected {what} to be from 0 to {_MAX_BLOCKS}, got {n}")
     n_trunk = nextn[0] if nextn else max(0, min(n_block - n_claimed, n_seen))
