@@ -16,7 +16,7 @@ from quantkit.cli.options import PATH, base_option, engine_options, protocol_opt
 @click.argument("files", nargs=-1, required=True, type=PATH, metavar="Q.gguf...")
 @base_option
 @protocol_options
-@click.option("-o", "--output", required=True, type=PATH, help="The run directory; an existing one of this base and protocol grows.")
+@click.option("-o", "--output", required=True, type=PATH, help="The run directory; one of this base and protocol grows.")
 @engine_options
 def audit(files: tuple[Path, ...], base: Path, protocol: str, settings: tuple[str, ...], output: Path, **engine: Any) -> None:
     """Measure quantized files of one model against its BF16 file, token by token."""

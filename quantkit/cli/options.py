@@ -25,9 +25,13 @@ def base_option(command: _F) -> _F:
 
 def protocol_options(command: _F) -> _F:
     """-p/--protocol and --set."""
-    command = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-                           help="Derive a protocol: another value for one key. It has its own ids and is marked in every table.")(command)
-    return click.option("-p", "--protocol", required=True, metavar="NAME|FILE", help="A published protocol or a .toml file.")(command)
+    for option in (
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+                     help="Derive a protocol: another value for one key. It has its own ids and is marked in every table."),
+        click.option("-p", "--protocol", required=True, metavar="NAME|FILE", help="A published protocol or a .toml file."),
+    ):
+        command = option(command)
+    return command
 
 
 def engine_options(command: _F) -> _F:
@@ -35,7 +39,7 @@ def engine_options(command: _F) -> _F:
     for option in (
         click.option("--workers", "n_workers", type=click.IntRange(0), default=0,
                      help="Worker processes [default: cores / the protocol's threads]."),
-        click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: nine tenths of what is free]."),
+        click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free]."),
         click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked."),
         click.option("--calibration", type=PATH, help="The calibration text, if it is not found by itself; its hash is checked."),
         click.option("--n-gpu-layers", type=int, default=0, show_default=True, help="Layers to offload; recorded with the result."),

@@ -137,7 +137,7 @@ class Collector:
             self._ggml.ggml_backend_tensor_get(ctypes.addressof(tensor), buffer, 0, n_bytes)
         else:
             buffer = (ctypes.c_char * n_bytes).from_address(tensor.data)
-        return np.ndarray(shape, dtype, buffer, strides=strides)
+        return np.ndarray(shape, dtype, memoryview(buffer), strides=strides)
 
 
 class CollectSession:

@@ -48,7 +48,7 @@ class Model:
         params.use_extra_bufts = use_extra_bufts
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
-        self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        self.handle: Any = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}")
         self._vocab = lib.llama_model_get_vocab(self.handle)
@@ -136,7 +136,7 @@ class Context:
             params.cb_eval = ctypes.cast(cb_eval, lib.ggml_backend_sched_eval_callback)
         if mtp_of is not None:
             params.ctx_type, params.ctx_other = lib.LLAMA_CONTEXT_TYPE_MTP, mtp_of.handle
-        self.handle = lib.llama_init_from_model(model.handle, params)
+        self.handle: Any = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise EngineError(f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}: {tap.last_error()}")
         self.memory = lib.llama_get_memory(self.handle)

@@ -169,7 +169,7 @@ class _Audit:
     def summarize_rows(self, tier: Subject, audit_id: str) -> None:
         """Read the rows back from their file and write what is computed from them."""
         evaluation = self._evaluation
-        rows, metadata = read_parquet(self._run.rows(tier.name))
+        rows, _ = read_parquet(self._run.rows(tier.name))
         write_json(self._run.summary(tier.name), {
             "audit_id": audit_id, "rows_sha256": sha256_file(self._run.rows(tier.name)),
             "tier": tier.name, "file": tier.path.name, "size_bytes": tier.model.header.file_bytes, "sha256": tier.sha256,

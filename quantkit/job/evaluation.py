@@ -110,7 +110,8 @@ def read_subject(path: Path, name: str) -> Subject:
     """
     model = describe_model(read_header(path))
     parts = [sha256_file(part) for part in model.header.parts]
-    return Subject(name=name, model=model, sha256=parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest())
+    whole = parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+    return Subject(name=name, model=model, sha256=whole)
 
 
 def check_same_text(pool: WorkerPool, evaluation: Evaluation, tier: Subject) -> None:

@@ -90,8 +90,8 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     n_total = len(seen.ids) // spec.n_ctx
     n_chunk = spec.n_chunk or n_total
     if not 0 < n_chunk <= n_total:
-        raise InputError(f"expected {n_chunk} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, found {n_total}: "
-                         "use a longer text or fewer chunks")
+        raise InputError(f"expected {n_chunk} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, found "
+                         f"{n_total}: use a longer text or fewer chunks")
     wanted = collection_targets(base.model, output=spec.output, mtp=spec.mtp and base.model.n_nextn > 0)
     build = pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers)
     state = parts / "imatrix" / (sha256_json({

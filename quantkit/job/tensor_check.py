@@ -102,4 +102,5 @@ def read_rows(header: GgufHeader, tensor: TensorInfo, rows: npt.NDArray[np.int64
     raw = np.ascontiguousarray(data[rows])
     if tensor.type.name == "F32":
         return raw.view(np.float32).astype(np.float64)
-    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type.id)).astype(np.float64)
+    values: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type.id))
+    return values.astype(np.float64)

@@ -73,10 +73,9 @@ class FakeContext:
         facts = self.model.facts
         logits = np.random.default_rng(self._state).normal(0, 3, self.model.n_vocab)
         noise = np.random.default_rng((self._state, 1)).normal(0, 1, self.model.n_vocab)
-        logits = (logits + float(facts.get("noise", 0.0)) * noise).astype(np.float32)
         if pos == facts.get("nan_at"):
             logits[0] = np.nan
-        return logits
+        return (logits + float(facts.get("noise", 0.0)) * noise).astype(np.float32)
 
     def close(self) -> None:
         pass
@@ -89,7 +88,8 @@ class InProcessPool:
         self.workers = [WorkerState() for _ in range(n_workers)]
         self.steps: list[str] = []
 
-    def call(self, step: str, command: Callable[..., Any], *, on_item: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
+    def call(self, step: str, command: Callable[..., Any], *, on_item: Callable[[Any], None] | None = None,
+             **arguments: Any) -> Any:
         self.steps.append(step)
         result = command(self.workers[0], **arguments)
         if not isinstance(result, Iterator):

@@ -21,12 +21,12 @@ def _fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.install(monkeypatch)
 
 
-@pytest.fixture()
+@pytest.fixture
 def base(tmp_path: Path) -> Path:
     return fake.write_model(tmp_path / "base.gguf")
 
 
-@pytest.fixture()
+@pytest.fixture
 def tier(tmp_path: Path) -> Path:
     return fake.write_model(tmp_path / "tier.gguf", noise=0.3)
 
@@ -122,7 +122,7 @@ def test_without_bos_tokens_go_in_as_they_are(base: Path, tier: Path) -> None:
 
 def test_a_tier_of_another_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
     other = fake.write_model(tmp_path / "other.gguf", n_vocab=34)
-    with pytest.raises(InputError, match=r"other.gguf is not a tier of this base: expected the base's vocabulary \(32 tokens\), found 34"):
+    with pytest.raises(InputError, match=r"other.gguf is not a tier of this base: .* \(32 tokens\), found 34"):
         session(base, other)
 
 

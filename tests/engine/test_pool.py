@@ -80,7 +80,8 @@ def test_the_parents_environment_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_no_worker_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
-    script = ("import sys\nfrom pathlib import Path\nfrom quantkit.engine.pool import WorkerPool\nfrom tests.engine import commands\n"
+    script = ("import sys\nfrom pathlib import Path\n"
+              "from quantkit.engine.pool import WorkerPool\nfrom tests.engine import commands\n"
               "pool = WorkerPool(1, Path(sys.argv[1]))\nprint(pool.call('pid', commands.pid), flush=True)\n"
               "pool.call('sleep', commands.sleep, seconds=60)\n")
     root = Path(__file__).parents[2]
