@@ -37,6 +37,7 @@ class Cursor:
         self._text_left = MAX_TEXT_BYTES
 
     def fail(self, message: str) -> GgufError:
+        """The error to raise, with the file's path before the message."""
         return GgufError(f"{self._path}: {message}")
 
     def require(self, n_bytes: int) -> None:
@@ -50,6 +51,7 @@ class Cursor:
                         "it is truncated or damaged; fetch or write it again")
 
     def take(self, n_bytes: int) -> bytes:
+        """The next bytes."""
         self.require(n_bytes)
         begin = self.at - self._start
         if begin + n_bytes > len(self._window):
@@ -59,6 +61,7 @@ class Cursor:
         return self._window[begin:begin + n_bytes]
 
     def skip(self, n_bytes: int) -> None:
+        """Pass over bytes that nobody needs."""
         self.require(n_bytes)
         self.at += n_bytes
 
