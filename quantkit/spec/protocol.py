@@ -91,8 +91,8 @@ def protocol_path(name_or_path: str | Path) -> Path:
     if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text:
         return Path(name_or_path)
     if text not in known_protocols():
-        raise ProtocolError(f"expected a path to a .toml file or one of {', '.join(known_protocols()) or 'no packaged protocols'}, "
-                            f"got {text!r}")
+        known = ", ".join(known_protocols()) or f"none in {protocols_folder()}"
+        raise ProtocolError(f"expected a path to a .toml file or a packaged protocol ({known}), got {text!r}")
     return protocols_folder() / f"{text}.toml"
 
 

@@ -36,7 +36,7 @@ def _check_corpora(protocol: Protocol) -> None:
     for i, corpus in enumerate(protocol.corpora):
         hub = (corpus.hub_dataset, corpus.hub_config, corpus.hub_split)
         if any(hub) and not all(hub):
-            fail(f"corpora[{i}]", "hub_dataset, hub_config and hub_split all given or all \"\"", hub)
+            fail(f"corpora[{i}]", "hub_dataset, hub_config and hub_split all given or all ''", hub)
 
 
 def _check_eval(protocol: Protocol) -> None:
@@ -49,11 +49,15 @@ def _check_eval(protocol: Protocol) -> None:
         _named_corpus(protocol, name, f"eval.corpora[{i}]")
     if spec.n_threads == 0:
         fail("eval.n_threads", "a number of threads per worker of at least 1", 0)
-    if (spec.chunks == "all") != (spec.n_chunk == 0):
-        fail("eval.n_chunk", "0 with chunks = 'all', and at least 1 otherwise", Found(f"{spec.n_chunk} with {spec.chunks!r}"))
+    _check_chunk_set(spec.chunks, spec.n_chunk, "eval.n_chunk")
     offload = spec.offload
     if not offload.fixed and (offload.n_gpu_layers or offload.main_gpu or offload.tensor_split):
         fail("eval.offload", "n_gpu_layers = 0, main_gpu = 0 and tensor_split = [] unless fixed", offload.n_gpu_layers)
+
+
+def _check_chunk_set(chunks: str, n_chunk: int, path: str) -> None:
+    if (chunks == "all") != (n_chunk == 0):
+        fail(path, "0 with chunks = 'all', and at least 1 otherwise", Found(f"{n_chunk} with {chunks!r}"))
 
 
 def _check_context(spec: ContextSpec, path: str) -> None:
@@ -68,10 +72,11 @@ def _check_context(spec: ContextSpec, path: str) -> None:
 
 def _check_floors(protocol: Protocol) -> None:
     spec, floors = protocol.eval, protocol.floors
+    own = (spec.flash_attn, spec.use_extra_bufts, spec.n_ubatch)
     _check_unique([k.name for k in floors.kernels], "floors.kernels", "name")
     for i, kernel in enumerate(floors.kernels):
         path = f"floors.kernels[{i}]"
-        if (kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch) == (spec.flash_attn, spec.use_extra_bufts, spec.n_ubatch):
+        if (kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch) == own:
             fail(path, "a setting that differs from eval's", Found("the same three"))
         if kernel.n_ubatch > spec.n_batch:
             fail(f"{path}.n_ubatch", f"at most eval.n_batch = {spec.n_batch}", kernel.n_ubatch)
@@ -82,6 +87,7 @@ def _check_floors(protocol: Protocol) -> None:
 
 def _check_imatrix(protocol: Protocol) -> None:
     _check_context(protocol.imatrix, "imatrix")
+    _check_chunk_set(protocol.imatrix.chunks, protocol.imatrix.n_chunk, "imatrix.n_chunk")
     text = _named_corpus(protocol, protocol.imatrix.corpus, "imatrix.corpus")
     for name in protocol.eval.corpora:
         if protocol.corpus(name).sha256 == text.sha256:
@@ -106,19 +112,20 @@ def _check_plan(protocol: Protocol) -> None:
             fail(f"{path}.rules", "[] with ladder = 'stock': the mix is llama.cpp's own", Found(f"{len(tier.rules)} rules"))
         expected = FTYPES[tier.ftype].default_type
         if tier.default != expected:
-            fail(f"{path}.default", f"{expected!r}, the default type of {tier.ftype} in llama.cpp, with ladder = 'stock'", tier.default)
+            fail(f"{path}.default", f"{expected!r} with ladder = 'stock', llama.cpp's default type of {tier.ftype}", tier.default)
 
 
 def _check_rules(rules: tuple[Rule, ...], path: str) -> None:
     for i, rule in enumerate(rules):
         if bool(rule.type) == bool(rule.at_least):
-            fail(f"{path}[{i}]", "exactly one of type and at_least, the other \"\"",
+            fail(f"{path}[{i}]", "exactly one of type and at_least, the other ''",
                  Found(f"type = {rule.type!r}, at_least = {rule.at_least!r}"))
 
 
 def _check_mtp(protocol: Protocol) -> None:
     spec = protocol.mtp
     _check_context(spec, "mtp")
+    _check_chunk_set(spec.teacher_chunks, spec.teacher_n_chunk, "mtp.teacher_n_chunk")
     _named_corpus(protocol, spec.corpus, "mtp.corpus")
     if not spec.n_prompt and not spec.prompts:
         fail("mtp.n_prompt", "at least one prompt, from the corpus or given in mtp.prompts", 0)
@@ -141,8 +148,8 @@ def _check_search(protocol: Protocol) -> None:
     total = spec.search_share + spec.select_share + spec.report_share
     if abs(total - 1) > _SHARE_TOLERANCE or min(spec.search_share, spec.select_share, spec.report_share) == 0:
         fail("search.search_share", "three shares of the articles above 0 that add up to 1", total)
-    if bool(spec.second_corpus) != bool(spec.second_n_chunk):
-        fail("search.second_n_chunk", "0 if and only if second_corpus is \"\"", spec.second_n_chunk)
+    if spec.second_n_chunk and not spec.second_corpus:
+        fail("search.second_n_chunk", "0 while second_corpus is ''", spec.second_n_chunk)
     if spec.second_corpus:
         second = _named_corpus(protocol, spec.second_corpus, "search.second_corpus")
         if second.sha256 in {protocol.corpus(name).sha256 for name in (*protocol.eval.corpora, protocol.imatrix.corpus)}:

@@ -1,7 +1,7 @@
 """A protocol: everything that can change a published number, in one file. Schema 1.
 
-The records mirror the TOML key by key; docs/PROTOCOL.md has a line for each key. There are no defaults: what a protocol does not
-say, nobody may guess later. Equal parts have equal ids, whatever the protocols are called:
+The records mirror the TOML key by key; docs/PROTOCOL.md has a line for each key. There are no defaults: what a protocol does
+not say, nobody may guess later. Equal parts have equal ids, whatever the protocols are called:
 
     eval_id       evaluation, with its texts by content: rows may be compared when eval_id, base hash and token hash agree
     plan_id       ladder, rules and tiers
@@ -24,6 +24,7 @@ from quantkit.core.files import sha256_json
 from quantkit.spec.protocol_values import (
     INT_MAX,
     Alpha,
+    ChunkSet,
     Count,
     CountOrZero,
     FileName,
@@ -93,7 +94,7 @@ class EvalSpec(ContextSpec):
     """What is scored, and in which arithmetic. Scored are positions n_ctx//2 … n_ctx-2 of each chunk."""
 
     corpora: tuple[str, ...]
-    chunks: Literal["all", "spread", "first"]
+    chunks: ChunkSet
     n_chunk: CountOrZero
     seed: Seed
     offload: OffloadSpec
@@ -131,6 +132,7 @@ class ImatrixSpec(ContextSpec):
     """Importances: the calibration text, how much of it, and when a matrix is too thin to use."""
 
     corpus: str
+    chunks: ChunkSet
     n_chunk: CountOrZero
     output: bool
     mtp: bool
@@ -201,6 +203,7 @@ class MtpSpec(ContextSpec):
     seed: Seed
     repeats: Annotated[int, between(3, 1000)]
     n_warmup: Count
+    teacher_chunks: ChunkSet
     teacher_n_chunk: CountOrZero
     dead_ratio: Share
     repeat_ngram: Annotated[int, between(1, 100)]

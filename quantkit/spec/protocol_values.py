@@ -43,4 +43,5 @@ TypeNameOrNone = Annotated[str, one_of({*_WRITABLE, ""}, "a tensor type that lla
 QuantizedName = Annotated[str, one_of(_WRITABLE - _UNQUANTIZED, "a quantized tensor type, such as 'Q4_K'")]
 FtypeName = Annotated[str, one_of(_MIXES, "an ftype that llama.cpp can write, such as 'Q4_K_M'")]
 KvType = Literal["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL"]
+ChunkSet = Literal["all", "spread", "first"]
 Switch = Literal["off", "on"]

@@ -77,8 +77,8 @@ def read_record(kind: type[Record], table: object, path: str = "") -> Record:
     for key in table:
         if key not in names:
             near = difflib.get_close_matches(key, names, 1)
-            raise ProtocolError(f"{join_path(path, key)}: expected one of the keys {', '.join(names)}, got {_shorten(repr(key))}"
-                                + (f": did you mean {near[0]}?" if near else ""))
+            hint = f": did you mean {near[0]}?" if near else ""
+            fail(join_path(path, _shorten(key)), f"one of the keys {', '.join(names)}", Found(f"{_shorten(repr(key))}{hint}"))
     for name in names:
         if name not in table:
             fail(join_path(path, name), "this key (a protocol states every key)", Found("none"))
