@@ -125,13 +125,21 @@ def _row(tensor: TensorInfo, model: ModelInfo, tier: Tier, choice: Choice | None
         rule = f"substituted from {wanted}, {tensor.shape[0]} is not divisible by {TENSOR_TYPES[wanted].block_size} ({rule})"
     elif rule == "stock" and _stock_fell_back(tensor, wanted, mix):
         change, rule = "substituted", f"stock, substituted for rows of {tensor.shape[0]}"
-    if imatrix is not None and tensor.name not in imatrix and needs_imatrix(tensor.name, type_name, tier.ftype):
+    if _lacks(tensor, model, imatrix) and needs_imatrix(tensor.name, type_name, tier.ftype):
         while needs_imatrix(tensor.name, type_name, tier.ftype):
             type_name = _WITHOUT_IMATRIX[type_name]
         change, rule = "no imatrix", f"no imatrix for {wanted} ({rule})"
     return PlanRow(name=tensor.name, shape=tensor.shape, role=model.roles[tensor.name], source_type=tensor.type.name,
                    type=type_name, rule=rule, wanted=wanted, change=change, quantizable=library_keeps is None,
                    size_bytes=tensor_size(tensor.shape, type_name))
+
+
+def _lacks(tensor: TensorInfo, model: ModelInfo, imatrix: Mapping[str, int] | None) -> bool:
+    """Whether there are no importances; a complete matrix lacks embeddings too that are looked up and never multiplied."""
+    if imatrix is None:
+        is_output = model.tied_embeddings and tensor.name == "token_embd.weight"
+        return model.roles[tensor.name] == "embedding" and not is_output
+    return tensor.name not in imatrix
 
 
 def _fallback(tensor: TensorInfo, wanted: str, tier: Tier) -> str:
@@ -165,14 +173,14 @@ def _check_lengths(model: ModelInfo, tier: Tier, choices: Mapping[str, Choice], 
 def _check_importances(plan: Plan, choices: Mapping[str, Choice], imatrix: Mapping[str, int] | None) -> None:
     """A type that the protocol names for a tensor is not changed behind its back; without any matrix nothing is."""
     lacking = plan.no_imatrix
-    if lacking and not imatrix:
+    if lacking and imatrix is not None and not imatrix:
         raise PlanError(f"tier {plan.tier} needs an importance matrix, and there is none: {len(lacking)} tensors, the first "
                         f"{lacking[0].name} at {lacking[0].wanted}; collect one with `quantkit imatrix`, or pass --imatrix")
     named = [row for row in lacking if choices[row.name].exact]
     if named:
-        raise PlanError(f"tier {plan.tier}: the protocol asks for types that need importances, and the matrix has none for "
-                        f"{_names([f'{row.name} ({row.wanted})' for row in named])}: collect a matrix that covers them, or ask "
-                        "for Q2_K or more")
+        raise PlanError(f"tier {plan.tier}: the protocol asks for types that need importances, and there are none for "
+                        f"{_names([f'{row.name} ({row.wanted})' for row in named])}: collect a matrix that covers them (an untied "
+                        "embedding never has any), or ask for Q2_K or more")
 
 
 def _check_unquantized(plan: Plan) -> None:

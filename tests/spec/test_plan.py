@@ -165,7 +165,8 @@ class TestImportances:
 
     def test_not_known_yet_means_complete(self) -> None:
         model = tiny()
-        assert resolve(model, default="IQ2_XXS") == resolve(model, default="IQ2_XXS", imatrix=lengths(model))
+        complete = lengths(model, without="token_embd")
+        assert resolve(model, default="IQ2_XXS") == resolve(model, default="IQ2_XXS", imatrix=complete)
 
     @pytest.mark.parametrize(("wanted", "expected"), [
         ("IQ1_S", "Q2_K"), ("IQ1_M", "Q2_K"), ("IQ2_XXS", "Q2_K"), ("IQ2_XS", "Q2_K"), ("IQ2_S", "Q2_K"), ("IQ3_XXS", "Q3_K")])
@@ -195,6 +196,11 @@ class TestImportances:
             found = types(resolve(model, default=wanted, imatrix=matrix))
             assert (found["output.weight"], found["token_embd.weight"]) == (expected, expected)
 
+    def test_an_embedding_that_is_looked_up_never_has_any(self) -> None:
+        untied, tied = (resolve(tiny(tied=t), default="IQ2_XXS") for t in (False, True))
+        assert (types(untied)["token_embd.weight"], types(untied)["output.weight"]) == ("Q2_K", "IQ2_XXS")
+        assert types(tied)["token_embd.weight"] == "IQ2_XXS"
+
     def test_a_shape_fallback_comes_first(self) -> None:
         plan = resolve(tiny(n_embd=288, n_ff=288), default="IQ2_XXS", imatrix={})
         assert {row.change for row in plan.rows} == {"", "substituted"}
@@ -204,7 +210,7 @@ class TestImportances:
         model = tiny(n_nextn=1)
         matrix = lengths(model, without="blk.8.")
         plan = ({"mtp_type": "IQ2_XXS"}, ()) if how == "mtp_type" else ({}, (rule("blk.8.*", "IQ2_XXS"),))
-        with pytest.raises(PlanError, match=r"matrix has none for blk\.8\.attn_q\.weight \(IQ2_XXS\), .*collect a matrix"):
+        with pytest.raises(PlanError, match=r"there are none for blk\.8\.attn_q\.weight \(IQ2_XXS\), .*collect a matrix"):
             resolve(model, *plan[1], imatrix=matrix, **plan[0])  # type: ignore[arg-type]
         assert types(resolve(model, *plan[1], imatrix=lengths(model), **plan[0]))["blk.8.attn_q.weight"] == "IQ2_XXS"  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from quantkit.spec.model import ModelInfo, describe_model
 from quantkit.spec.plan import as_mapping, stock_plan
 from quantkit.spec.protocol import Tier
 from quantkit.spec.tensor_types import FALLBACKS, FTYPES, TENSOR_TYPES
+from tests.gguf_factory import model_metadata, model_tensors, tiny_gguf
 from tests.gguf_factory import tiny_model as write_tiny
 from tests.spec.plan_models import resolve, rule
 
@@ -76,6 +77,15 @@ def test_pinning_two_layers_moves_no_other(tiny_model: Path) -> None:
 
     assert complete == as_mapping(plan.rows) | pinned
     assert naive != complete
+
+
+def test_patterns_with_syntax_characters_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    odd = r"a+b(c)[d]{e}|f?g*h^i$j\k/l-m,n.weight"
+    tiny_gguf(path, {**model_tensors(n_embd=256, n_block=1), odd: ((256, 2), "BF16")}, model_metadata(n_embd=256, n_block=1))
+    plan = resolve(model_at(path), rule("a+b*", "Q8_0"))
+
+    assert dry_run(path, "Q4_K_M", dict(plan.override_patterns()))[0] == as_mapping(plan.rows)
 
 
 @pytest.mark.parametrize("n_embd", [288, 100])
