@@ -64,11 +64,10 @@ def find_corpus(corpus: Corpus, explicit: Path | None = None) -> Path:
     if not corpus.hub_dataset:
         raise CorpusError(f"the text {corpus.name} ({corpus.size_bytes} bytes, sha256 {corpus.sha256}) is on no hub: "
                           f"give its path, or set {FOLDER_VARIABLE} to a folder that holds {corpus.file}")
-    data = _fetch(corpus)
     if cached is None:
         raise CorpusError(f"expected a cache folder for the text {corpus.name}, found neither XDG_CACHE_HOME nor a home folder: "
                           f"set one of them, or set {FOLDER_VARIABLE} to a folder that holds {corpus.file}")
-    write_atomic(cached, data)
+    write_atomic(cached, _fetch(corpus))
     return cached
 
 

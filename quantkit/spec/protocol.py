@@ -179,7 +179,7 @@ def _split_setting(setting: str, path: str = "--set") -> tuple[str, str]:
 
 
 class _Place(NamedTuple):
-    """Where a value stands: what holds it, its key or index there, and its path with indices for names."""
+    """Where a value stands: what holds it, its key or index there, and its path with names for indices."""
 
     holder: Any
     key: Any
@@ -200,7 +200,7 @@ def _find(table: dict[str, Any], path: str) -> _Place:
         if step[1] is not None and isinstance(holder, dict) and key in holder:
             name = join_path(name, key)
         elif step[1] is None and isinstance(holder, list) and (index := _index(holder, key)) is not None:
-            key, name = index, f"{name}[{index}]"
+            key, name = index, f"{name}[{_label(holder[index], index)}]"
         else:
             raise ProtocolError(f"--set: expected {_choices(holder)} after {name or 'the start'!r}, got {key!r} in {path!r}")
     return _Place(holder, key, name)
@@ -219,6 +219,11 @@ def _index(items: list[Any], key: str) -> int | None:
         return int(key) if len(key) < 7 and int(key) < len(items) else None
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     return names.index(key) if key in names else None
+
+
+def _label(item: Any, index: int) -> str:
+    name = item.get("name") if isinstance(item, dict) else None
+    return name if isinstance(name, str) and not {"[", "]", "="} & set(name) else str(index)
 
 
 def _choices(holder: Any) -> str:
