@@ -30,6 +30,8 @@ class LegacyEntry(NamedTuple):
 
 
 class LegacyImatrix(NamedTuple):
+    """What a legacy file holds; `chunk_count` is 0 where it does not say."""
+
     entries: dict[str, LegacyEntry]
     datasets: tuple[str, ...]
     chunk_count: int

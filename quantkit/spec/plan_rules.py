@@ -155,9 +155,9 @@ def _check_types(tier: Tier, spec: PlanSpec) -> None:
 
 
 def _refuse_idle(ranked: Ranked, matched: Sequence[str], by_mtp: set[str], model: ModelInfo, tier: Tier) -> None:
-    """Refuse a rule without effect, unless it is optional and simply finds nothing."""
+    """Refuse a rule without effect; an optional one only if it aims at matrices that keep their type."""
     where = f"tier {tier.name}, {ranked.label}"
-    kept = [t for t in model.header.tensors if t.name in matched]
+    kept = [t for t in model.header.tensors if t.name in matched and (n_dims(t.shape) > 1 or not ranked.rule.optional)]
     if kept and by_mtp.isdisjoint(matched):
         first = kept[0]
         raise PlanError(f"{where}: expected tensors that can be quantized, got {len(kept)} that keep their type, the first "

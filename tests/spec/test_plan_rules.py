@@ -46,17 +46,25 @@ class TestMatching:
         plan = resolve(tiny(n_block=1), rule("blk.*", "Q6_K"))
         assert (types(plan)["blk.0.attn_q.weight"], types(plan)["blk.0.attn_norm.weight"]) == ("Q6_K", "F32")
 
-    @pytest.mark.parametrize("optional", [False, True])
     @pytest.mark.parametrize(("name", "shape", "type_", "why"), [
         ("blk.0.ssm_conv1d.weight", (4, 256), "F32", "short convolution, F32"),
         ("blk.0.ffn_gate_inp.weight", (256, 4), "F32", "expert gate, F32"),
-        ("blk.0.ssm_a", (256,), "F32", "1-D, F32"),
         ("blk.0.ssm_dt.weight", (32, 256), "BF16", "ssm_dt, BF16"),
+        ("blk.0.ssm_a", (256,), "F32", "1-D, F32"),
         ("blk.0.attn_norm.weight", (256,), "F32", "norm, F32")])
-    def test_a_rule_on_what_keeps_its_type_is_refused(self, optional: bool, name: str, shape: tuple[int, ...], type_: str,
-                                                      why: str) -> None:
-        with pytest.raises(PlanError, match=f"1 that keep their type, the first {name} \\({why}\\)"):
-            resolve(tiny(more={name: (shape, type_)}), rule(name, "Q8_0", optional=optional))
+    def test_a_rule_on_what_keeps_its_type_is_refused(self, name: str, shape: tuple[int, ...], type_: str, why: str) -> None:
+        model = tiny(more={name: (shape, type_)})
+        message = f"1 that keep their type, the first {name} \\({why}\\)"
+        with pytest.raises(PlanError, match=message):
+            resolve(model, rule(name, "Q8_0"))
+        if len(shape) > 1:
+            with pytest.raises(PlanError, match=message):
+                resolve(model, rule(name, "Q8_0", optional=True))
+
+    def test_an_optional_glob_may_find_norms_alone(self) -> None:
+        """As `blk.*.attn_*` does in a model without attention."""
+        model = tiny(without=".attn_", more={"blk.0.attn_norm.weight": ((256,), "F32")})
+        assert resolve(model, rule("blk.*.attn_*.weight", "Q8_0", optional=True)) == resolve(model)
 
 
 class TestRanks:
