@@ -34,7 +34,7 @@ def model_of(tensors: Tensors, metadata: Mapping[str, Any], *, arch: str = "llam
 def tiny(*, n_embd: int = 256, n_ff: int = 512, n_block: int = 8, n_nextn: int = 0, n_expert: int = 0, tied: bool = False,
          more: Tensors | None = None, without: str = "", alignment: int = 32) -> ModelInfo:
     """A llama of some blocks; `more` tensors are added or replace, those that contain `without` are left out."""
-    sizes = {"n_embd": n_embd, "n_ff": n_ff, "n_block": n_block, "n_nextn": n_nextn, "n_expert": n_expert}
+    sizes: dict[str, Any] = {"n_embd": n_embd, "n_ff": n_ff, "n_block": n_block, "n_nextn": n_nextn, "n_expert": n_expert}
     tensors = {**model_tensors(**sizes, tied=tied), **(more or {})}
     kept = {name: value for name, value in tensors.items() if not without or without not in name}
     return model_of(kept, model_metadata(**sizes), alignment=alignment)
