@@ -125,7 +125,7 @@ def _read_scalar(kind: Any, value: object, path: str) -> Any:
         number = float(value) if abs(value) < 2**53 else math.inf
         if not math.isfinite(number):
             fail(path, "a finite number below 2^53", value)
-        return number  # 1 and 1.0 are one value, so they hash alike
+        return number + 0.0  # 1 and 1.0, 0.0 and -0.0 are one value each, so they hash alike
     return value
 
 
