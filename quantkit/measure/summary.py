@@ -42,6 +42,11 @@ class Statistic(NamedTuple):
     log: bool
 
 
+def nll_difference(rows: Rows) -> Floats:
+    """nll_q − nll_base of each row, nats."""
+    return np.asarray(rows["nll_q"] - rows["nll_base"])
+
+
 def p_diff(rows: Rows) -> Floats:
     """p_q(token) − p_base(token) of each row, a fraction from −1 to 1."""
     return np.asarray(np.exp(-rows["nll_q"]) - np.exp(-rows["nll_base"]))
@@ -55,7 +60,8 @@ def flips(rows: Rows) -> Floats:
 STATISTICS: dict[str, Statistic] = {
     "ppl_base": Statistic(lambda rows: np.asarray(rows["nll_base"]), np.exp, np.exp, log=False),
     "ppl_q": Statistic(lambda rows: np.asarray(rows["nll_q"]), np.exp, np.exp, log=False),
-    "ln_ppl_ratio": Statistic(lambda rows: np.asarray(rows["nll_q"] - rows["nll_base"]), lambda m: m, lambda m: 1.0, log=False),
+    "ln_ppl_ratio": Statistic(nll_difference, lambda m: m, lambda m: 1.0, log=False),
+    "ppl_drift": Statistic(nll_difference, np.expm1, np.exp, log=False),
     "kld": Statistic(lambda rows: np.asarray(rows["kld"]), lambda m: m, lambda m: 1.0, log=True),
     "p_diff": Statistic(p_diff, lambda m: m, lambda m: 1.0, log=False),
     "p_diff_rms": Statistic(lambda rows: np.square(p_diff(rows)), np.sqrt, lambda m: 0.5 / np.sqrt(m), log=True),

@@ -75,6 +75,7 @@ class TierSummary:
         g_eff: as many articles of equal length as these are worth, N² / Σ n_g².
         ppl_base, ppl_q: perplexity, exp(mean nll). Better is lower.
         ln_ppl_ratio: mean(nll_q − nll_base), nats; errors are paired. 0 keeps everything, better is lower.
+        ppl_drift: ppl_q / ppl_base − 1, a fraction, from the same paired differences.
         nll_correlation: Pearson's, of nll_q with nll_base over tokens.
         kld: mean Kullback-Leibler divergence of the tier from the base, nats. Better is lower.
         kld_quantiles: at `KLD_QUANTILES`.
@@ -90,6 +91,7 @@ class TierSummary:
     ppl_base: Estimate
     ppl_q: Estimate
     ln_ppl_ratio: Estimate
+    ppl_drift: Estimate
     nll_correlation: Estimate
     kld: Estimate
     kld_quantiles: tuple[Quantile, ...]

@@ -16,7 +16,7 @@ from quantkit.measure.summary import Rows, base_rows, p_diff, summarize
 from quantkit.spec.records import ROW_DTYPE, Estimate
 from tests.measure.synthetic import make_rows
 
-MEANS = ("ppl_base", "ppl_q", "ln_ppl_ratio", "kld", "p_diff", "p_diff_rms", "same_top_p")
+MEANS = ("ppl_base", "ppl_q", "ln_ppl_ratio", "ppl_drift", "kld", "p_diff", "p_diff_rms", "same_top_p")
 
 
 def without(rows: Rows, article: int) -> Rows:
@@ -32,6 +32,7 @@ def test_values_are_the_definitions() -> None:
     assert got.ppl_base.value == pytest.approx(math.exp(rows["nll_base"].sum() / 800), rel=1e-14)
     assert got.ppl_q.value == pytest.approx(math.exp(rows["nll_q"].sum() / 800), rel=1e-14)
     assert got.ln_ppl_ratio.value == pytest.approx(math.log(got.ppl_q.value / got.ppl_base.value), rel=1e-10)  # type: ignore[operator]
+    assert got.ppl_drift.value == pytest.approx(got.ppl_q.value / got.ppl_base.value - 1, rel=1e-10)  # type: ignore[operator]
     difference = np.exp(-rows["nll_q"]) - np.exp(-rows["nll_base"])
     assert got.p_diff.value == pytest.approx(difference.mean(), rel=1e-12)
     assert got.p_diff_rms.value == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-14)
@@ -86,6 +87,9 @@ def test_published_error_of_a_ratio_is_paired_and_on_its_own_scale() -> None:
     assert got.value is not None
     assert got.se == pytest.approx(se, rel=1e-10)
     assert got.hi == pytest.approx(got.value + student_quantile(0.975, 9) * se, rel=1e-10)
+    drift = summarize(rows).ppl_drift
+    assert drift.se == pytest.approx(math.exp(got.value) * se, rel=1e-10)
+    assert drift.lo == pytest.approx(math.expm1(got.value - student_quantile(0.975, 9) * se), rel=1e-10)
     unpaired = summarize(rows).ppl_base
     assert unpaired.se is not None
     assert unpaired.value is not None
