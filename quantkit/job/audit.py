@@ -21,7 +21,7 @@ from quantkit.job.memory import AuditLayout, free_disk_bytes, plan_layout
 from quantkit.job.parts import PartFile, Rows, merge_rows, read_parquet, write_parquet
 from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json, write_json
-from quantkit.measure.summary import summarize
+from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import TierSummary
 
 _CHUNKS_A_TASK = 4
@@ -178,4 +178,5 @@ class _Audit:
             "n_ctx": evaluation.settings.n_ctx, "n_chunk_total": evaluation.n_chunk_total,
             "chunks": np.unique(rows["chunk"]).tolist(), "build": dataclasses.asdict(evaluation.build),
             "offload": dataclasses.asdict(evaluation.offload), "summary": summarize(rows).to_json(),
+            "base_summary": summarize(base_rows(rows)).to_json(),
         })
