@@ -24,7 +24,7 @@ class TableHeader:
     """What the numbers of a table depend on, and what they can be verified with.
 
     Attributes:
-        derived_from: the frozen protocol that this one was changed from; None for a frozen one.
+        derived_from: the settings by which the protocol differs from the frozen one of its name; None if it is that one.
         base_type: the type of most of the base's parameters, such as BF16.
         chunk_rule: in words: "all 783 chunks", "64 chunks spread over the text", "the first 16 chunks".
         backend: where the arithmetic ran, such as "CPU" or "CUDA, 33 layers".
@@ -268,8 +268,8 @@ def _md_header(header: TableHeader) -> list[str]:
         f"Protocol: **{md_text(header.protocol_name)}**, id `{header.protocol_id}`, eval_id `{header.eval_id}`",
     ]
     if header.derived_from is not None:
-        lines.append(f"**Derived protocol**: {md_text(header.derived_from)} with other values; its rows compare only with rows of "
-                     "the same eval_id")
+        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived_from)}; its rows compare only "
+                     "with rows of the same eval_id")
     lines += [
         f"Text: {md_text(header.corpus_name)}, sha256 `{header.corpus_sha256}`; tokens sha256 `{header.token_ids_sha256}`",
         f"Scored: {header.n_scored:,} tokens of {header.n_chunk} chunks of {header.n_ctx} tokens ({md_text(header.chunk_rule)}), "

@@ -149,12 +149,12 @@ def test_md_says_why_there_is_no_interval() -> None:
 
 
 def test_md_marks_what_was_substituted_and_derived() -> None:
-    text = retention_md(dataclasses.replace(HEADER, derived_from="wikitext2-v1", notes=("IQ2_S failed: disk full",)),
+    text = retention_md(dataclasses.replace(HEADER, derived_from="eval.n_chunk=8", notes=("IQ2_S failed: disk full",)),
                         make_table(substituted=0.979, notes=("45 x Q5_0 for Q4_K",)))
     assert md_cells(text, "Q8_0")["Tier"] == "Q8_0 † ‡"
     assert "† Q8_0: 97.9 % of parameters have another type than was asked for" in text
     assert "‡ Q8_0: 45 x Q5_0 for Q4_K" in text
-    assert "**Derived protocol**: wikitext2-v1 with other values" in text
+    assert "**Derived protocol**, not the frozen one of that name: eval.n_chunk=8;" in text
     assert "IQ2_S failed: disk full" in text
 
 
