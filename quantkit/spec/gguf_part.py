@@ -189,7 +189,7 @@ def _read_one(cursor: Cursor, type_id: int) -> int | float | bool | str:
         return cursor.text(MAX_TEXT_BYTES)
     if type_id not in _CODES:
         raise cursor.fail(f"{cursor.doing} is of the unknown type {type_id}")
-    value = cursor.number(_CODES[type_id])
+    value: int | float = cursor.number(_CODES[type_id])
     if type_id != _BOOL:
         return value
     if value not in (0, 1):

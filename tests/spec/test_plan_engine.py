@@ -41,7 +41,7 @@ def dry_run(path: Path, ftype: str, overrides: dict[str, str] | None = None) -> 
     """Types by tensor, and the total in MiB as it is printed."""
     pairs = [text for pattern, type_ in (overrides or {}).items() for text in (pattern, str(TENSOR_TYPES[type_].id))]
     done = subprocess.run([sys.executable, "-c", DRY_RUN, str(path), str(FTYPES[ftype].id), *pairs], capture_output=True,
-                          text=True, check=False)
+                          encoding="utf-8", check=False)
     log = done.stdout + done.stderr
     assert done.returncode == 0, log
     total = re.search(r"quant size += +(\S+) MiB", log)
