@@ -2,8 +2,8 @@
 
 Definitions, with `b` the base's logits of a position, `q` a tier's, `p = softmax`, all logarithms natural:
 
-    nll       ln Σ_v exp(x_v) − x_target                          nats, >= 0
-    kld       Σ_v p_b(v)·(ln p_b(v) − ln p_q(v))                   nats, >= 0 but for rounding (about −1e-14), never clamped
+    nll       ln Σ_v exp(x_v) − x_target                          nats, >= 0 but for rounding, never clamped
+    kld       Σ_v p_b(v)·(ln p_b(v) − ln p_q(v))                   nats, >= 0 but for rounding (about −1e-14)
     entropy   −Σ_v p_b(v)·ln p_b(v)                                nats, 0 .. ln n_vocab
     margin    ln p1 − ln p2 of the base's two most likely tokens   nats, >= 0
     top1      the most likely token; of equal ones the first

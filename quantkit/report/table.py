@@ -268,8 +268,8 @@ def _md_header(header: TableHeader) -> list[str]:
         f"Protocol: **{md_text(header.protocol_name)}**, id `{header.protocol_id}`, eval_id `{header.eval_id}`",
     ]
     if header.derived_from is not None:
-        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived_from)}; its rows compare only "
-                     "with rows of the same eval_id")
+        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived_from)}; its rows compare "
+                     "only with rows of the same eval_id")
     lines += [
         f"Text: {md_text(header.corpus_name)}, sha256 `{header.corpus_sha256}`; tokens sha256 `{header.token_ids_sha256}`",
         f"Scored: {header.n_scored:,} tokens of {header.n_chunk} chunks of {header.n_ctx} tokens ({md_text(header.chunk_rule)}), "
