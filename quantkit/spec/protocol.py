@@ -150,6 +150,8 @@ def derive_protocol(protocol: Protocol, settings: Sequence[str]) -> Protocol:
     Raises:
         ProtocolError: a path that does not exist, or a value that does not fit.
     """
+    if not settings:
+        return protocol
     before, table = record_to_table(protocol), record_to_table(protocol)
     marks = {}
     for setting in settings:

@@ -72,16 +72,10 @@ def _check_context(spec: ContextSpec, path: str) -> None:
 
 def _check_floors(protocol: Protocol) -> None:
     spec, floors = protocol.eval, protocol.floors
-    own = (spec.flash_attn, spec.use_extra_bufts, spec.n_ubatch)
     _check_unique([k.name for k in floors.kernels], "floors.kernels", "name")
     for i, kernel in enumerate(floors.kernels):
-        path = f"floors.kernels[{i}]"
-        if (kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch) == own:
-            fail(path, "a setting that differs from eval's", Found("the same three"))
-        if kernel.n_ubatch > spec.n_batch:
-            fail(f"{path}.n_ubatch", f"at most eval.n_batch = {spec.n_batch}", kernel.n_ubatch)
         if spec.type_v in _QUANTIZED_KV and kernel.flash_attn == "off":
-            fail(f"{path}.flash_attn", f"'on' while eval.type_v is {spec.type_v}", kernel.flash_attn)
+            fail(f"floors.kernels[{i}].flash_attn", f"'on' while eval.type_v is {spec.type_v}", kernel.flash_attn)
     _check_rising(protocol.sequential.looks, "sequential.looks")
 
 

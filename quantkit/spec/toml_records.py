@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import typing
@@ -72,8 +73,8 @@ def read_record(kind: type[Record], table: object, path: str = "") -> Record:
     """
     if not isinstance(table, dict):
         fail(path, "a table", table)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    hints = _hints(kind)
+    names = list(hints)
     for key in table:
         if key not in names:
             near = difflib.get_close_matches(key, names, 1)
@@ -83,6 +84,13 @@ def read_record(kind: type[Record], table: object, path: str = "") -> Record:
         if name not in table:
             fail(join_path(path, name), "this key (a protocol states every key)", Found("none"))
     return kind(**{name: _read_value(hints[name], table[name], join_path(path, name)) for name in names})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Field → type with its checks, in the order of the fields; resolving the names of types is slow."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def join_path(path: str, key: str) -> str:
