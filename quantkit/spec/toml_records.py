@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from quantkit.core.errors import ProtocolError
@@ -73,7 +73,7 @@ def read_record(kind: type[Record], table: object, path: str = "") -> Record:
     """
     if not isinstance(table, dict):
         fail(path, "a table", table)
-    hints = _hints(kind)
+    hints = _hints(typing.cast("Hashable", kind))
     names = list(hints)
     for key in table:
         if key not in names:
@@ -125,8 +125,8 @@ def _read_scalar(kind: Any, value: object, path: str) -> Any:
         if not isinstance(value, bool):
             fail(path, "true or false", value)
     elif kind is str:
-        if not isinstance(value, str):
-            fail(path, "a string", value)
+        if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
+            fail(path, "a string", value)  # a byte of a command line that is not UTF-8 arrives as a lone surrogate
     elif isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         fail(path, "an integer" if kind is int else "a number", value)
     elif kind is float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import ProtocolError
@@ -73,6 +73,7 @@ def test_reads_every_kind() -> None:
     (["n"], True, "n: expected an integer, got True"),
     (["color"], "blue", "color: expected a colour, got 'blue'"),
     (["color"], 7, "color: expected a string, got 7"),
+    (["trunk", "word"], "\udcff", "trunk.word: expected a string, got '\\udcff'"),
     (["numbers"], 7, "numbers: expected an array, got 7"),
     (["numbers"], [1, "x"], "numbers[1]: expected an integer, got 'x'"),
     (["trunk"], [], "trunk: expected a table, got []"),
@@ -111,6 +112,7 @@ trees = st.builds(Tree, schema=st.just(1), kind=st.sampled_from(["oak", "elm"]),
 
 
 @given(trees)
+@settings(max_examples=40)
 def test_written_toml_reads_back(tree: Tree) -> None:
     text = write_toml(record_to_table(tree))
     assert read_record(Tree, tomllib.loads(text)) == tree
