@@ -1,4 +1,5 @@
-"""Protocols: found by name or path, read, derived, written back. The records and their ids are in `protocol_schema`.
+"""Protocols: found by name or path, read, derived, written back. The records are in `protocol_parts`, their
+ids in `protocol_schema`.
 
 A derived protocol is another protocol with some values set: validated the same way, with its own ids, and `derived` holds the
 settings, so that every table can say so. Written back to TOML it reads to the same ids and the same marks.
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from quantkit.core.errors import ProtocolError
 from quantkit.spec.protocol_checks import check_protocol
-from quantkit.spec.protocol_schema import (
+from quantkit.spec.protocol_parts import (
     ContextSpec,
     Corpus,
     EvalSpec,
@@ -26,7 +27,6 @@ from quantkit.spec.protocol_schema import (
     MtpSpec,
     OffloadSpec,
     PlanSpec,
-    Protocol,
     RefpackSpec,
     Rule,
     SearchFloor,
@@ -34,6 +34,7 @@ from quantkit.spec.protocol_schema import (
     SequentialSpec,
     Tier,
 )
+from quantkit.spec.protocol_schema import Protocol
 from quantkit.spec.toml_records import join_path, read_record, record_to_table, write_toml
 
 __all__ = [

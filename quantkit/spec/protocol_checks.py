@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quantkit.spec.protocol_schema import ContextSpec, Corpus, Protocol, Rule
+from quantkit.spec.protocol_parts import ContextSpec, Corpus, Rule
+from quantkit.spec.protocol_schema import Protocol
 from quantkit.spec.tensor_types import FTYPES
 from quantkit.spec.toml_records import Found, fail
 
