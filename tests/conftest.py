@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 
+SHARED = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent / "shared"))
+
+if (SHARED / "corpus").is_dir():
+    os.environ.setdefault("QUANTKIT_CORPUS_DIR", str(SHARED / "corpus"))
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with the test models, the oracle's numbers and WikiText-2; `$QUANTKIT_SHARED`, or beside the checkout."""
-    folder = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent / "shared"))
-    if not (folder / "models").is_dir():
-        pytest.skip(f"no test models at {folder}")
-    return folder
+    if not (SHARED / "models").is_dir():
+        pytest.skip(f"no test models at {SHARED}")
+    return SHARED
 
 
 @pytest.fixture(scope="session")
