@@ -23,6 +23,7 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Subject, context_settings
 from quantkit.job.progress import Progress
+from quantkit.measure.articles import chunk_indices
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
 from quantkit.spec.model import ModelInfo
 from quantkit.spec.protocol import Protocol
@@ -88,10 +89,11 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     settings = context_settings(spec)
     seen: Tokenized = pool.call("tokenize calibration", tokenize, path=base.path, text=text)
     n_total = len(seen.ids) // spec.n_ctx
-    n_chunk = spec.n_chunk or n_total
-    if not 0 < n_chunk <= n_total:
-        raise InputError(f"expected {n_chunk} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, found "
-                         f"{n_total}: use a longer text or fewer chunks")
+    if not max(2, spec.n_chunk) <= n_total:
+        raise InputError(f"expected {max(2, spec.n_chunk)} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, "
+                         f"found {n_total}: use a longer text or fewer chunks")
+    chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total).tolist()
+    n_chunk = len(chunks)
     wanted = collection_targets(base.model, output=spec.output, mtp=spec.mtp and base.model.n_nextn > 0)
     build = pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers)
     state = parts / "imatrix" / (sha256_json({
@@ -103,7 +105,7 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     if n_done < n_chunk:
         pool.call("load imatrix", open_collect, path=base.path, settings=settings, offload=offload, trunk=wanted.trunk,
                   mtp=wanted.mtp)
-        _collect_rest(pool, seen.ids, range(n_done, n_chunk), total, state, progress)
+        _collect_rest(pool, seen.ids, chunks, n_done, total, state, progress)
         pool.call("close", close_group)
     progress.finish()
     _check_complete(base, wanted, total)
@@ -116,16 +118,18 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     return imatrix
 
 
-def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: range, total: dict[str, Sums], state: Path,
-                  progress: Progress) -> None:
+def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: list[int], n_done: int, total: dict[str, Sums],
+                  state: Path, progress: Progress) -> None:
     saved = time.monotonic()
-    groups = [{"tokens": tokens, "chunks": tuple(chunks[i:i + _CHUNKS_A_GROUP])} for i in range(0, len(chunks), _CHUNKS_A_GROUP)]
+    starts = range(n_done, len(chunks), _CHUNKS_A_GROUP)
+    groups = [{"tokens": tokens, "chunks": tuple(chunks[i:i + _CHUNKS_A_GROUP])} for i in starts]
     for group in groups:  # one after another: sums are added in the text's order
         for done, sums in pool.stream("imatrix", collect, [group]):
             _add(total, sums)
+            n_done += len(done)
             progress.advance(len(done))
             if time.monotonic() - saved > _SAVE_EVERY_S:
-                _save_state(state, total, done[-1] + 1)
+                _save_state(state, total, n_done)
                 saved = time.monotonic()
 
 
