@@ -11,12 +11,20 @@ from typing import Any
 import click
 
 from quantkit import __version__
+from quantkit.cli.output import visible
 from quantkit.core.errors import EnvironmentFault, QuantkitError
 
-# verb: module under quantkit.cli; the command in it has the verb's name. Imported when the verb is used or its help is shown.
+# Each verb is the command of its name in the module of its name; imported when it is used, so that help stays instant.
 VERBS = {
-    "run": "run", "demo": "demo", "show": "show", "plan": "plan", "imatrix": "imatrix", "quantize": "quantize", "audit": "audit",
-    "report": "report", "protocol": "protocol",
+    "run": "Make and measure a whole ladder: plan, imatrix, quantize, audit, table.",
+    "demo": "The same on a bundled model and text, offline.",
+    "show": "What a GGUF file is, from its header.",
+    "plan": "The type that every tensor of a tier gets, by which rule, and the exact size.",
+    "imatrix": "Collect an importance matrix.",
+    "quantize": "Write one tier.",
+    "audit": "Measure files that are there, whoever made them.",
+    "report": "The tables of a run.",
+    "protocol": "Show, check and lock protocols.",
 }
 _EXIT_INTERRUPTED = 130
 
@@ -32,15 +40,14 @@ class LazyGroup(click.Group):
         """Import a verb's module."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(f"quantkit.cli.{VERBS[cmd_name]}"), cmd_name)
+        command = getattr(importlib.import_module(f"quantkit.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs with their first line of help."""
-        rows = [(name, command.get_short_help_str(100)) for name in VERBS if (command := self.get_command(ctx, name))]
         with formatter.section("Verbs"):
-            formatter.write_dl(rows)
+            formatter.write_dl(list(VERBS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -65,7 +72,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return 2
     except QuantkitError as error:
-        click.echo(f"quantkit: {error}", err=True)
+        lines = "\n".join(visible(line) for line in str(error).splitlines())
+        click.echo(f"quantkit: {lines}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("quantkit: interrupted; the same command goes on where this one stopped", err=True)

@@ -30,6 +30,7 @@ from quantkit.job.plans import choose_tiers, resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
 from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
+from quantkit.job.timing import TimedProgress
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, read_imatrix
 from quantkit.spec.model import describe_model
@@ -108,12 +109,16 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
         base = read_subject(base_path, "base")
         claim_run(run, protocol, base)
         evaluation = prepare_evaluation(pool, protocol, base, text, offload)
-        session = Session(run=run, pool=pool, protocol=protocol, base=base, evaluation=evaluation, progress=progress,
+        timed = TimedProgress(progress)
+        session = Session(run=run, pool=pool, protocol=protocol, base=base, evaluation=evaluation, progress=timed,
                           options=options)
         held = read_json(run.manifest)
         session.tiers.update({name: _file_record(record) for name, record in (held.get("tiers") or {}).items()})
         session.imatrix = held.get("imatrix")
-        yield session
+        try:
+            yield session
+        finally:
+            timed.write(run, n_workers)
 
 
 def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Sequence[str] | None, progress: Progress,
@@ -138,7 +143,7 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
         for plan in plans:
             write_json(session.run.plan(plan.tier), plan.to_json())
             for note in plan.notes():
-                progress.note(f"plan {plan.tier}: {note}")
+                session.progress.note(f"plan {plan.tier}: {note}")
         batches = [[plan] for plan in plans] if options.drop_files else [plans]
         for batch in batches:
             _quantize_and_audit(session, batch, importances)
@@ -156,7 +161,8 @@ def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequ
             subject = read_subject(file, file.stem)
             subjects.append(dataclasses.replace(subject, name=_free_name(session, subject)))
             session.tiers[subjects[-1].name] = _subject_record(subjects[-1])
-        session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, progress, options.audit))
+        session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, session.progress,
+                                    options.audit))
         return session.finish()
 
 
