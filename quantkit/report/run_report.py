@@ -86,7 +86,7 @@ def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[st
     numbers = summary["summary"]
     return TableHeader(
         result_id=manifest["result_id"], protocol_name=facts["name"], protocol_id=facts["protocol_id"], eval_id=facts["eval_id"],
-        derived_from="; ".join(facts["derived"]) or None, base_file=base["file"], base_sha256=base["sha256"], base_type=base["type"],
+        derived="; ".join(facts["derived"]) or None, base_file=base["file"], base_sha256=base["sha256"], base_type=base["type"],
         corpus_name=manifest["corpus"]["name"], corpus_sha256=manifest["corpus"]["sha256"],
         token_ids_sha256=manifest["token_ids_sha256"], chunk_rule=_chunk_rule(protocol, summary), n_ctx=summary["n_ctx"],
         n_chunk=numbers["n_chunk"], n_scored=numbers["n_scored"], n_article=numbers["n_article"], backend=_backend(build),

@@ -24,7 +24,7 @@ class TableHeader:
     """What the numbers of a table depend on, and what they can be verified with.
 
     Attributes:
-        derived_from: the settings by which the protocol differs from the frozen one of its name; None if it is that one.
+        derived: the settings by which the protocol differs from the frozen one of its name; None if it is that one.
         base_type: the type of most of the base's parameters, such as BF16.
         chunk_rule: in words: "all 783 chunks", "64 chunks spread over the text", "the first 16 chunks".
         backend: where the arithmetic ran, such as "CPU" or "CUDA, 33 layers".
@@ -35,7 +35,7 @@ class TableHeader:
     protocol_name: str
     protocol_id: str
     eval_id: str
-    derived_from: str | None = None
+    derived: str | None = None
     base_file: str
     base_sha256: str
     base_type: str
@@ -267,8 +267,8 @@ def _md_header(header: TableHeader) -> list[str]:
         f"Base: {md_text(base_name(header.base_file))}, {md_text(header.base_type)}, sha256 `{header.base_sha256}`",
         f"Protocol: **{md_text(header.protocol_name)}**, id `{header.protocol_id}`, eval_id `{header.eval_id}`",
     ]
-    if header.derived_from is not None:
-        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived_from)}; its rows compare "
+    if header.derived is not None:
+        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived)}; its rows compare "
                      "only with rows of the same eval_id")
     lines += [
         f"Text: {md_text(header.corpus_name)}, sha256 `{header.corpus_sha256}`; tokens sha256 `{header.token_ids_sha256}`",
