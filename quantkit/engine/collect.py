@@ -18,6 +18,7 @@ import numpy.typing as npt
 from quantkit.core.errors import EngineError, EnvironmentFault
 from quantkit.engine.library import ggml_base, load_library
 from quantkit.engine.model import Context, Model, Tokens
+from quantkit.engine.mtp_head import MtpHead
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
 
@@ -152,7 +153,8 @@ class CollectSession:
         self._model = Model(path, load_mtp=bool(mtp), use_extra_bufts=settings.use_extra_bufts, offload=offload)
         self._context = Context(self._model, settings, n_outputs_max=min(settings.n_batch, settings.n_ctx),
                                 cb_eval=self._collector.callback)
-        self._head = _MtpHead(self._model, self._context, settings, self._collector) if mtp else None
+        self._head = MtpHead(self._model, self._context, settings, n_outputs_max=self._context.n_batch,
+                             cb_eval=self._collector.callback) if mtp else None
 
     def collect(self, tokens: Tokens, chunk: int) -> dict[str, Sums]:
         """Sums over one chunk.
@@ -173,7 +175,7 @@ class CollectSession:
                 self._context.decode(block, pos, slice(None))
                 if self._head is not None:
                     self._collector.wanted = self._mtp_names
-                    self._head.follow(block, pos)
+                    self._head.follow(block, pos, scored=True)
             return self._collector.take()
         except EngineError as error:
             raise EngineError(f"chunk {chunk} of the calibration text: {error}") from error
@@ -184,55 +186,6 @@ class CollectSession:
             self._head.close()
         self._context.close()
         self._model.close()
-
-
-class _MtpHead:
-    """An MTP context that is fed what the trunk just decoded: each token with the trunk's hidden row of the position before.
-
-    Source: common/speculative.cpp, the draft-mtp implementation (process()); the head predicts the token after its own.
-    """
-
-    def __init__(self, model: Model, trunk: Context, settings: ContextSettings, collector: Collector) -> None:
-        from llama_cpp import llama_cpp_ext
-
-        self._ext = llama_cpp_ext
-        self._lib = load_library()
-        self._trunk = trunk
-        self._context = Context(model, settings, n_outputs_max=trunk.n_batch, cb_eval=collector.callback, mtp_of=trunk)
-        llama_cpp_ext.llama_set_embeddings_nextn(trunk.handle, True, False)
-        llama_cpp_ext.llama_set_embeddings_nextn(self._context.handle, True, True)
-        self._n_embd = model.n_embd
-        self._raw = self._lib.llama_batch_init(trunk.n_batch, self._n_embd, 1)
-        self._tokens = (self._lib.llama_token * trunk.n_batch)()  # a batch with both: the library allocates one of the two
-        self._raw.token = self._tokens
-        self._hidden = np.ctypeslib.as_array(self._raw.embd, (trunk.n_batch * self._n_embd,)).reshape(trunk.n_batch, self._n_embd)
-        self._before = np.zeros(self._n_embd, np.float32)
-
-    def clear(self) -> None:
-        """Forget the sequence; the row before the first token is zero."""
-        self._context.clear()
-        self._before = np.zeros(self._n_embd, np.float32)
-
-    def follow(self, tokens: Tokens, pos: int) -> None:
-        """Decode the same tokens with the trunk's hidden rows, shifted by one."""
-        n = len(tokens)
-        rows = np.ctypeslib.as_array(self._ext.llama_get_embeddings_nextn(self._trunk.handle), (n, self._n_embd))
-        self._hidden[0] = self._before
-        self._hidden[1:n] = rows[:-1]
-        self._before = rows[-1].copy()
-        self._raw.n_tokens = n
-        for i, token in enumerate(tokens):
-            self._raw.token[i], self._raw.pos[i], self._raw.logits[i] = int(token), pos + i, 1
-            self._raw.n_seq_id[i], self._raw.seq_id[i][0] = 1, 0
-        status = self._lib.llama_decode(self._context.handle, self._raw)
-        if status != 0:
-            raise EngineError(f"llama_decode of the MTP head returned {status} at position {pos}")
-
-    def close(self) -> None:
-        """Free the context; the token array is ours and must not be freed by the library."""
-        self._raw.token = None
-        self._lib.llama_batch_free(self._raw)
-        self._context.close()
 
 
 def open_collect(state: WorkerState, *, path: Path, settings: ContextSettings, offload: Offload, trunk: frozenset[str],

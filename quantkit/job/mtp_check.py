@@ -1,0 +1,277 @@
+"""The check of an MTP head: is it alive, is the text still the trunk's own, how much is accepted, what does it cost or gain.
+
+Counts and tokens go to RUN/mtp/<tier>.json, times to parts/speed/<tier>.json, from which a report is made. A tier without a head
+gets both: "not applicable", and the trunk's own speed. A check that stands for the same inputs is not made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from quantkit.core.errors import CheckFailed, InputError
+from quantkit.core.files import sha256_json
+from quantkit.engine.draft_session import ChunkChoices, detokenize, follow_chunks, open_teacher
+from quantkit.engine.library import BuildFacts
+from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import Offload
+from quantkit.job.evaluation import Subject, context_settings
+from quantkit.job.memory import free_memory_bytes
+from quantkit.job.mtp_prompts import Prompt, choose_prompts
+from quantkit.job.mtp_result import Measured, not_applicable, result_of, speed_of
+from quantkit.job.mtp_runs import ArmFiles, Arms, Runs, find_forks, run_greedy, run_sampled
+from quantkit.job.progress import Progress
+from quantkit.job.rundir import RunFolder, read_json, write_json
+from quantkit.measure.acceptance import count_acceptance
+from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
+from quantkit.measure.repetition import is_degenerate
+from quantkit.measure.teacher import teacher_forced
+from quantkit.spec.model import ModelInfo, require_consistent
+from quantkit.spec.mtp_records import Acceptance, MtpResult, SpeedResult, TeacherForced, record_from_json, record_to_json
+from quantkit.spec.mtp_support import cannot_draft
+from quantkit.spec.protocol import MtpSpec, Protocol
+
+CHECK_VERSION = 1  # raised when the meaning of a number changes
+_SHARE_OF_FREE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is checked: a trunk (a tier, named), the head to draft with, and the base whose own head is the measure.
+
+    `head` is the trunk's own file, another file, or None; `base` None leaves the comparison out.
+    """
+
+    trunk: Subject
+    head: Subject | None
+    base: Subject | None
+
+    @classmethod
+    def of(cls, trunk: Subject, head: Subject | None = None, base: Subject | None = None) -> Candidate:
+        """With the head inside the trunk's file where none is given.
+
+        Raises:
+            InputError: the head is of another model. GgufError: count key, block count and tensors disagree.
+        """
+        require_consistent(trunk.model)
+        if head is not None:
+            require_consistent(head.model)
+            _check_partners(trunk.model, head.model)
+            if not head.model.n_nextn:
+                raise InputError(f"expected an MTP head, found no NextN block in {head.path}")
+        return cls(trunk=trunk, head=head or (trunk if trunk.model.n_nextn else None), base=base)
+
+    @property
+    def reference(self) -> Subject | None:
+        """The base, where its head is another than the one that is checked."""
+        if self.head is None or self.base is None or not self.base.model.n_nextn or self.base.sha256 == self.head.sha256:
+            return None
+        return self.base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpOptions:
+    """What may differ from run to run without moving a count."""
+
+    offload: Offload = field(default_factory=Offload)
+    memory_bytes: int | None = None
+
+
+def mtp_path(run: RunFolder, tier: str) -> Path:
+    """Where a tier's check stands."""
+    return run.path / "mtp" / f"{tier}.json"
+
+
+def check_mtp(run: RunFolder, protocol: Protocol, candidate: Candidate, text: bytes, progress: Progress,
+              options: MtpOptions = MtpOptions()) -> MtpResult:
+    """Check one tier, or find it checked.
+
+    Args:
+        text: the bytes of the protocol's `mtp.corpus`.
+
+    Returns:
+        The result; its `problems` say why the check failed, if it did.
+
+    Raises:
+        InputError: the text is too short, or a prompt does not fit.
+        EngineError, EngineCrash: the library failed, or the trunk cannot be rolled back.
+    """
+    tier = candidate.trunk.name
+    with _pools(run) as (plain, drafting):
+        build: BuildFacts = plain.call("build", read_build, n_gpu_layers=options.offload.n_gpu_layers)
+        check_id = _check_id(protocol, candidate, build, options)
+        if (held := read_check(run, tier, check_id)) is not None:
+            progress.note(f"mtp {tier}: checked already")
+            return held
+        check = _Check(run, protocol, candidate, text, progress, options, build, plain, drafting)
+        reason = "no MTP head" if candidate.head is None else cannot_draft(candidate.head.model)
+        measured = check.measure(with_head=reason is None)
+    spec, ids = protocol.mtp, {"check_id": check_id, "mtp_id": protocol.mtp_id}
+    result = result_of(measured, spec, **ids) if reason is None else not_applicable(measured, spec, reason, **ids)
+    speed = speed_of(measured, spec, check_id=check_id)
+    write_json(run.record("speed", tier), record_to_json(speed))
+    write_json(mtp_path(run, tier), record_to_json(result))
+    return result
+
+
+def read_check(run: RunFolder, tier: str, check_id: str) -> MtpResult | None:
+    """A tier's check where it stands, with its times, for these inputs; None where it must be made."""
+    try:
+        result = record_from_json(MtpResult, read_json(mtp_path(run, tier)))
+        speed = record_from_json(SpeedResult, read_json(run.record("speed", tier)))
+    except (KeyError, TypeError):
+        return None
+    return result if result.check_id == speed.check_id == check_id else None
+
+
+def require_passed(result: MtpResult) -> None:
+    """Turn a failed check into an error.
+
+    Raises:
+        CheckFailed: names every problem.
+    """
+    if result.problems:
+        raise CheckFailed(f"the MTP check of {result.tier} failed: {'; '.join(result.problems)}")
+
+
+@contextlib.contextmanager
+def _pools(run: RunFolder) -> Iterator[tuple[WorkerPool, WorkerPool]]:
+    """A process for each way of decoding: the peak memory of one is not the other's."""
+    with WorkerPool(1, run.logs) as plain, WorkerPool(1, run.logs) as drafting:
+        yield plain, drafting
+
+
+def _check_id(protocol: Protocol, candidate: Candidate, build: BuildFacts, options: MtpOptions) -> str:
+    """Of everything that a count depends on."""
+    files = {name: subject.sha256 if subject else None for name, subject in (
+        ("trunk", candidate.trunk), ("head", candidate.head), ("reference", candidate.reference))}
+    return sha256_json({"check": CHECK_VERSION, "mtp_id": protocol.mtp_id, "tier": candidate.trunk.name, **files,
+                        "build": dataclasses.asdict(build), "offload": dataclasses.asdict(options.offload)})
+
+
+class _Check:
+    """One check under way."""
+
+    def __init__(self, run: RunFolder, protocol: Protocol, candidate: Candidate, text: bytes, progress: Progress,
+                 options: MtpOptions, build: BuildFacts, plain: WorkerPool, drafting: WorkerPool) -> None:
+        self._spec: MtpSpec = protocol.mtp
+        self._corpus = protocol.corpus(protocol.mtp.corpus)
+        self._candidate, self._text, self._progress, self._options, self._build = candidate, text, progress, options, build
+        self._plain, self._drafting = plain, drafting
+        self._settings = context_settings(protocol.mtp)
+        self._step = f"mtp {candidate.trunk.name}"
+
+    def measure(self, *, with_head: bool) -> Measured:
+        """All runs; without a head only those of the trunk alone."""
+        spec, candidate = self._spec, self._candidate
+        trunk, head = candidate.trunk, candidate.head if with_head else None
+        seen: Tokenized = self._plain.call(self._step, tokenize, path=trunk.path, text=self._text)
+        prompts = choose_prompts(self._plain, spec, trunk, seen.ids, add_bos=seen.add_bos)
+        drafts = spec.n_draft if head else ()
+        chunks = self._chunks(len(seen.ids)) if head else np.zeros(0, np.int64)
+        self._progress.start(self._step, self._n_runs(len(prompts), len(drafts)) + len(chunks))
+        together = self._fit_together(trunk.model, head.model if head else None)
+        arms = self._arms(head, prompts, together=together)
+        greedy = run_greedy(arms, prompts, spec, head is not None, self._progress)
+        sampled = run_sampled(arms, prompts, spec, drafts, self._progress, together=together)
+        forks = tuple(fork for runs in (greedy, sampled) for fork in find_forks(arms, runs, prompts, spec))
+        voided = self._voided(sampled)
+        measured = Measured(
+            trunk=trunk, head=head, reference=candidate.reference, base=candidate.base, build=self._build,
+            settings=self._settings, prompts=prompts, greedy=greedy, sampled=sampled, forks=forks, voided=voided,
+            rollback=arms.rollback, plain_peak_bytes=arms.peak_memory_bytes(drafting=False),
+            draft_peak_bytes=arms.peak_memory_bytes(drafting=True) if head else None,
+            texts=self._texts(greedy, sampled, prompts))
+        if head is not None:
+            kept = [prompt for prompt in prompts if prompt.index not in voided]
+            measured.without_prompt = self._accept(arms, kept, prompt_to_head=False)
+            arms.close()
+            measured.teacher = self._teacher(seen, chunks, [head, *filter(None, [candidate.reference])])
+            if candidate.reference is not None:
+                reference = self._arms(candidate.reference, prompts, together=together, n_warmup=0)
+                measured.reference_acceptance = self._accept(reference, kept)
+                reference.close()
+        arms.close()
+        self._progress.finish()
+        return measured
+
+    def _arms(self, head: Subject | None, prompts: Sequence[Prompt], *, together: bool, n_warmup: int | None = None) -> Arms:
+        spec, trunk = self._spec, self._candidate.trunk
+        files = ArmFiles(name=trunk.name, trunk=trunk.path, head=head.path if head else None, settings=self._settings,
+                         offload=self._options.offload, n_draft_max=max(spec.n_draft))
+        warm_up = {"prompt": prompts[0].tokens, "n_predict": spec.n_predict, "sampler": prompts[0].sampler(spec)}
+        return Arms(files, self._plain, self._drafting, together=together, warm_up=warm_up,
+                    n_warmup=spec.n_warmup if n_warmup is None else n_warmup)
+
+    def _accept(self, arms: Arms, prompts: Sequence[Prompt], *, prompt_to_head: bool = True) -> Acceptance:
+        """Sampled runs with the longest draft, once, for their counts alone."""
+        spec, n_draft, texts = self._spec, max(self._spec.n_draft), []
+        for prompt in prompts:
+            texts.append(arms.run(prompt, spec.n_predict, n_draft, prompt.sampler(spec), prompt_to_head=prompt_to_head).steps)
+            self._progress.advance()
+        return count_acceptance(texts, n_draft)
+
+    def _teacher(self, seen: Tokenized, chunks: np.ndarray[tuple[int], np.dtype[np.int64]],
+                 heads: Sequence[Subject]) -> list[TeacherForced]:
+        """Teacher-forced acceptance of some heads over the same positions."""
+        starts = find_articles(self._text, self._corpus.documents)
+        articles = assign_chunks(starts, seen.ends, self._spec.n_ctx, chunks)
+        self._drafting.call(self._step, open_teacher, trunk=self._candidate.trunk.path, heads=[head.path for head in heads],
+                            settings=self._settings, offload=self._options.offload, tokens=seen.ids)
+        items: list[ChunkChoices] = []
+
+        def take(item: ChunkChoices) -> None:
+            items.append(item)
+            self._progress.advance()
+
+        self._drafting.call(self._step, follow_chunks, on_item=take, chunks=tuple(chunks.tolist()))
+        self._drafting.call(self._step, close_group)
+        width = self._spec.n_ctx - 1
+        trunk = np.concatenate([item.trunk for item in items])
+        return [teacher_forced(trunk, np.concatenate([item.heads[i] for item in items]), np.repeat(chunks, width),
+                               np.repeat(articles, width)) for i in range(len(heads))]
+
+    def _chunks(self, n_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        spec = self._spec
+        return chunk_indices(spec.teacher_chunks, spec.teacher_n_chunk, n_tokens // spec.n_ctx)
+
+    def _n_runs(self, n_prompt: int, n_drafts: int) -> int:
+        """Runs ahead: greedy twice each way, sampled by repeats, and once each without the prompt and with the reference."""
+        once = (1 + (self._candidate.reference is not None)) if n_drafts else 0
+        return n_prompt * ((4 if n_drafts else 2) + (1 + n_drafts) * self._spec.repeats + once)
+
+    def _voided(self, sampled: Runs) -> frozenset[int]:
+        """Prompts after which any arm's sampled text repeats itself."""
+        spec = self._spec
+        return frozenset(prompt for n_draft, prompt in sampled.found
+                         if is_degenerate(sampled.tokens(n_draft, prompt), spec.repeat_ngram, spec.max_repeat_share))
+
+    def _texts(self, greedy: Runs, sampled: Runs, prompts: Sequence[Prompt]) -> list[str]:
+        """Prompt, greedy text and sampled text of each prompt, in that order."""
+        ids = tuple(tokens for p in prompts for tokens in (
+            tuple(p.tokens.tolist()), greedy.tokens(0, p.index), sampled.tokens(0, p.index)))
+        found: list[str] = self._plain.call(self._step, detokenize, path=self._candidate.trunk.path, texts=ids)
+        return found
+
+    def _fit_together(self, trunk: ModelInfo, head: ModelInfo | None) -> bool:
+        """Whether both processes fit: the files are mapped once, weights repacked for the CPU are copied in each."""
+        mapped = trunk.header.file_bytes + (head.header.file_bytes if head is not None and head is not trunk else 0)
+        copied = sum(t.size_bytes for t in trunk.header.tensors if t.type.is_quantized) if self._settings.use_extra_bufts else 0
+        free = self._options.memory_bytes or int(_SHARE_OF_FREE * free_memory_bytes())
+        if mapped + 2 * copied <= free:
+            return True
+        self._progress.note(f"{self._step}: the two ways do not fit in memory together; the model is loaded anew for each")
+        return False
+
+
+def _check_partners(trunk: ModelInfo, head: ModelInfo) -> None:
+    for what, expected, found in (("architecture", trunk.architecture, head.architecture), ("n_embd", trunk.n_embd, head.n_embd),
+                                  ("vocabulary size", trunk.n_vocab, head.n_vocab)):
+        if expected != found:
+            raise InputError(f"{head.header.path} is no head for {trunk.header.path}: expected {what} {expected}, found {found}")
