@@ -19,7 +19,7 @@ from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.library import load_library, tap
 from quantkit.engine.worker import WorkerState
 
-_PROGRESS_POLL_S = 0.25
+_PROGRESS_POLL_S = 0.1
 _TENSOR_LINE = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]\s+(\S+)\s+-\s+\[.*?\],\s+type\s+=\s+(\S+),\s+size\s+=.*?(?:\((\S+)\))?$")
 _KV_INT, _KV_STR = 0, 3  # llama_model_kv_override_type
 _KV_STR_BYTES = 127
@@ -109,7 +109,7 @@ def dry_run(state: WorkerState, *, source: Path, ftype: int, imatrix_names: tupl
 
 def quantize(state: WorkerState, *, source: Path, target: Path, ftype: int, n_threads: int, patterns: Mapping[str, int],
              imatrix: Mapping[str, npt.NDArray[np.float32]], metadata: Mapping[str, int | str]) -> Iterator[QuantizeProgress]:
-    """Command: write a quantized file; yields progress about four times a second.
+    """Command: write a quantized file; yields progress about ten times a second.
 
     Args:
         source: the unquantized GGUF, or the first part of a split one.
