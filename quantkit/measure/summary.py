@@ -1,4 +1,4 @@
-"""Summaries: every published number of a tier, from its rows. One table of statistics, one function of errors.
+"""Summaries: every published number of a tier, from its rows, each with its errors and its interval.
 
 The sampling unit is the article: tokens of one article resemble each other, so errors that count tokens, or chunks, as
 independent are several times too small. Every mean carries three errors (see `Estimate`); the published one leaves out one
@@ -8,65 +8,24 @@ article at a time:
 
 θ is the logarithm for kld, mean p_diff² and the share of flips (1 − same_top_p), whose sampling distributions are skewed, and
 the mean itself otherwise; the ends are transformed back. Below six effective articles there is no interval and no se.
-The interval is about text like this one, not about this file's own value, which is exact.
+The interval is about text like this one, not about this file's own value, which is exact. docs/STATISTICS.md has what these
+intervals cover in simulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from quantkit.core.errors import InputError
 from quantkit.core.stats import Floats, Groups, group_by, jackknife_se, quantile_limits, se_clustered, se_iid, student_quantile
+from quantkit.measure.numbers import STATISTICS, Rows, kld, nll_correlation, p_diff
+from quantkit.measure.numbers import Statistic as Statistic
 from quantkit.spec.records import KLD_QUANTILES, P_DIFF_QUANTILES, ROW_DTYPE, Estimate, Quantile, TierSummary
-
-Rows = npt.NDArray[Any]  # of ROW_DTYPE
 
 MIN_ARTICLES = 6  # effective; intervals from fewer did not cover 95 % in simulation
 LEVEL = 0.95
-
-
-class Statistic(NamedTuple):
-    """How a published number comes from the mean of one observation a token.
-
-    `value` maps the mean to the number, `slope` is |d number / d mean|; `log` puts the error on θ = ln mean.
-    """
-
-    observe: Callable[[Rows], Floats]
-    value: Callable[[float], float]
-    slope: Callable[[float], float]
-    log: bool
-
-
-def nll_difference(rows: Rows) -> Floats:
-    """nll_q − nll_base of each row, nats."""
-    return np.asarray(rows["nll_q"] - rows["nll_base"])
-
-
-def p_diff(rows: Rows) -> Floats:
-    """p_q(token) − p_base(token) of each row, a fraction from −1 to 1."""
-    return np.asarray(np.exp(-rows["nll_q"]) - np.exp(-rows["nll_base"]))
-
-
-def flips(rows: Rows) -> Floats:
-    """1 where the tier's most likely token is another one than the base's, else 0."""
-    return np.asarray(rows["top1_q"] != rows["top1_base"], dtype=np.float64)
-
-
-STATISTICS: dict[str, Statistic] = {
-    "ppl_base": Statistic(lambda rows: np.asarray(rows["nll_base"]), np.exp, np.exp, log=False),
-    "ppl_q": Statistic(lambda rows: np.asarray(rows["nll_q"]), np.exp, np.exp, log=False),
-    "ln_ppl_ratio": Statistic(nll_difference, lambda m: m, lambda m: 1.0, log=False),
-    "ppl_drift": Statistic(nll_difference, np.expm1, np.exp, log=False),
-    "kld": Statistic(lambda rows: np.asarray(rows["kld"]), lambda m: m, lambda m: 1.0, log=True),
-    "p_diff": Statistic(p_diff, lambda m: m, lambda m: 1.0, log=False),
-    "p_diff_rms": Statistic(lambda rows: np.square(p_diff(rows)), np.sqrt, lambda m: 0.5 / np.sqrt(m), log=True),
-    "same_top_p": Statistic(flips, lambda m: 1.0 - min(m, 1.0), lambda m: 1.0, log=True),
-}
 
 
 def summarize(rows: Rows) -> TierSummary:
@@ -87,7 +46,7 @@ def summarize(rows: Rows) -> TierSummary:
         n_article=articles.n_group,
         g_eff=articles.n_effective,
         nll_correlation=correlation(rows),
-        kld_quantiles=quantiles(rows["kld"], KLD_QUANTILES, articles),
+        kld_quantiles=quantiles(kld(rows), KLD_QUANTILES, articles),
         p_diff_quantiles=quantiles(p_diff(rows), P_DIFF_QUANTILES, articles),
         **estimates,
     )
@@ -126,7 +85,18 @@ def base_rows(rows: Rows) -> Rows:
 
 def estimate(rows: Rows, statistic: Statistic, chunks: Groups, articles: Groups) -> Estimate:
     """One number with its three errors and its 95 % interval."""
-    x = statistic.observe(rows)
+    return estimate_mean(statistic.observe(rows), statistic, chunks, articles)
+
+
+def estimate_mean(x: Floats, statistic: Statistic, chunks: Groups, articles: Groups, level: float = LEVEL) -> Estimate:
+    """One number from its observations; see the module for the formulas.
+
+    Args:
+        x: (n,) one observation a token; the means of equally long chunks give the same published error as their tokens.
+        chunks, articles: of the observations. Unequal groups are weighed by their observations: the mean is a ratio, and so is
+            the mean without one article, so a part of a text (a slice) has its right error too.
+        level: of the interval.
+    """
     mean = float(np.mean(x))
     value = float(statistic.value(mean))
     if statistic.log and not x.any():
@@ -149,7 +119,7 @@ def estimate(rows: Rows, statistic: Statistic, chunks: Groups, articles: Groups)
     else:
         theta = mean
     se = jackknife_se(theta_without)
-    reach = student_quantile((1 + LEVEL) / 2, articles.n_effective - 1) * se
+    reach = student_quantile((1 + level) / 2, articles.n_effective - 1) * se
     ends = [float(statistic.value(float(np.exp(end)) if statistic.log else end)) for end in (theta - reach, theta + reach)]
     return replace(known, se=slope * se, lo=min(ends), hi=max(ends))
 
@@ -173,13 +143,10 @@ def _estimate_of_zeros(statistic: Statistic, value: float, articles: Groups, n: 
 
 
 def correlation(rows: Rows) -> Estimate:
-    """Pearson's correlation of nll_q with nll_base over tokens; equals llama-perplexity's Cor(ln(PPL(Q)), ln(PPL(base)))."""
-    base, q = rows["nll_base"], rows["nll_q"]
-    spread = float(np.std(base) * np.std(q))
-    if spread == 0:
-        return Estimate(value=None, reason="one of the two does not vary")
-    covariance = float(np.mean((base - np.mean(base)) * (q - np.mean(q))))
-    return Estimate(value=min(1.0, covariance / spread), reason="no interval is computed for a correlation")
+    """The correlation of nll_q with nll_base, without an error."""
+    value = nll_correlation(rows)
+    return Estimate(value=value, reason="one of the two does not vary" if value is None
+                    else "no interval is computed for a correlation")
 
 
 def quantiles(x: Floats, levels: tuple[float, ...], articles: Groups) -> tuple[Quantile, ...]:

@@ -23,8 +23,9 @@ import numpy as np
 
 from quantkit.core.errors import InputError
 from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
-from quantkit.measure.summary import LEVEL, Rows, flips, nll_difference, sorted_rows, too_few
-from quantkit.spec.records import PairVerdict
+from quantkit.measure.numbers import Rows, flips, nll_difference
+from quantkit.measure.summary import LEVEL, sorted_rows, too_few
+from quantkit.spec.verdict_records import PairVerdict
 
 PairStatistic = Literal["kld", "ln_ppl_ratio", "same_top_p"]
 

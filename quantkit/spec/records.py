@@ -131,40 +131,6 @@ class TierSummary:
         return cls(**{field.name: _from_json(field.name, data[field.name]) for field in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairVerdict:
-    """What paired rows say about two tiers; see measure/verdict.
-
-    Attributes:
-        a, b: the tiers. statistic: kld, ln_ppl_ratio or same_top_p.
-        difference: θ: ln(KLD_a / KLD_b) for kld, a − b otherwise. se: its jackknife error over articles.
-        lo, hi: 95 % interval of this pair alone. lo_simultaneous, hi_simultaneous: over all pairs at once (Bonferroni).
-        p, p_holm: of no difference, alone and in the family. p_equivalent, p_equivalent_holm: of a difference beyond the margin.
-        detectable: the |θ| that this text shows in four of five cases, in the family.
-        n_article_needed: articles like these that would make the margin detectable.
-        verdict: "better" or "worse" (a than b), either with ", by less than the margin"; "equivalent"; "not resolved".
-        reason: why the numbers are None.
-    """
-
-    a: str
-    b: str
-    statistic: str
-    difference: float | None = None
-    se: float | None = None
-    lo: float | None = None
-    hi: float | None = None
-    lo_simultaneous: float | None = None
-    hi_simultaneous: float | None = None
-    p: float | None = None
-    p_holm: float | None = None
-    p_equivalent: float | None = None
-    p_equivalent_holm: float | None = None
-    detectable: float | None = None
-    n_article_needed: int | None = None
-    verdict: str
-    reason: str | None = None
-
-
 _COUNTS = frozenset({"n_chunk", "n_scored", "n_article", "g_eff"})
 
 

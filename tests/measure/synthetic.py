@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quantkit.measure.summary import Rows
+from quantkit.measure.numbers import Rows
 from quantkit.spec.records import ROW_DTYPE
 
 

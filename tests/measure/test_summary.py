@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quantkit.core.errors import InputError
 from quantkit.core.stats import student_quantile
-from quantkit.measure.summary import Rows, base_rows, p_diff, summarize
+from quantkit.measure.numbers import Rows, p_diff
+from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import ROW_DTYPE, Estimate
 from tests.measure.synthetic import make_rows
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from quantkit.core.errors import InputError
 from quantkit.core.stats import student_quantile, student_upper_tail
-from quantkit.measure.summary import Rows, base_rows
+from quantkit.measure.numbers import Rows
+from quantkit.measure.summary import base_rows
 from quantkit.measure.verdict import PairStatistic, compare_pairs, letters
-from quantkit.spec.records import PairVerdict
+from quantkit.spec.verdict_records import PairVerdict
 from tests.measure.synthetic import make_rows
 
 MARGIN = math.log(1.05)
