@@ -45,15 +45,17 @@ _SHARE_OF_FREE = 0.9
 class Candidate:
     """What is checked: a trunk (a tier, named), the head to draft with, and the base whose own head is the measure.
 
-    `head` is the trunk's own file, another file, or None; `base` None leaves the comparison out.
+    `name` is what the records are called, the tier's name. `head` is the trunk's own file, another file, or None; `base` None
+    leaves the comparison out.
     """
 
+    name: str
     trunk: Subject
     head: Subject | None
     base: Subject | None
 
     @classmethod
-    def of(cls, trunk: Subject, head: Subject | None = None, base: Subject | None = None) -> Candidate:
+    def of(cls, trunk: Subject, head: Subject | None = None, base: Subject | None = None, *, name: str = "") -> Candidate:
         """With the head inside the trunk's file where none is given.
 
         Raises:
@@ -65,7 +67,7 @@ class Candidate:
             _check_partners(trunk.model, head.model)
             if not head.model.n_nextn:
                 raise InputError(f"expected an MTP head, found no NextN block in {head.path}")
-        return cls(trunk=trunk, head=head or (trunk if trunk.model.n_nextn else None), base=base)
+        return cls(name=name or trunk.name, trunk=trunk, head=head or (trunk if trunk.model.n_nextn else None), base=base)
 
     @property
     def reference(self) -> Subject | None:
@@ -102,7 +104,7 @@ def check_mtp(run: RunFolder, protocol: Protocol, candidate: Candidate, text: by
         InputError: the text is too short, or a prompt does not fit.
         EngineError, EngineCrash: the library failed, or the trunk cannot be rolled back.
     """
-    tier = candidate.trunk.name
+    tier = candidate.name
     with _pools(run) as (plain, drafting):
         build: BuildFacts = plain.call("build", read_build, n_gpu_layers=options.offload.n_gpu_layers)
         check_id = _check_id(protocol, candidate, build, options)
@@ -151,7 +153,7 @@ def _check_id(protocol: Protocol, candidate: Candidate, build: BuildFacts, optio
     """Of everything that a count depends on."""
     files = {name: subject.sha256 if subject else None for name, subject in (
         ("trunk", candidate.trunk), ("head", candidate.head), ("reference", candidate.reference))}
-    return sha256_json({"check": CHECK_VERSION, "mtp_id": protocol.mtp_id, "tier": candidate.trunk.name, **files,
+    return sha256_json({"check": CHECK_VERSION, "mtp_id": protocol.mtp_id, "tier": candidate.name, **files,
                         "build": dataclasses.asdict(build), "offload": dataclasses.asdict(options.offload)})
 
 
@@ -165,7 +167,7 @@ class _Check:
         self._candidate, self._text, self._progress, self._options, self._build = candidate, text, progress, options, build
         self._plain, self._drafting = plain, drafting
         self._settings = context_settings(protocol.mtp)
-        self._step = f"mtp {candidate.trunk.name}"
+        self._step = f"mtp {candidate.name}"
 
     def measure(self, *, with_head: bool) -> Measured:
         """All runs; without a head only those of the trunk alone."""
@@ -183,7 +185,7 @@ class _Check:
         forks = tuple(fork for runs in (greedy, sampled) for fork in find_forks(arms, runs, prompts, spec))
         voided = self._voided(sampled)
         measured = Measured(
-            trunk=trunk, head=head, reference=candidate.reference, base=candidate.base, build=self._build,
+            name=candidate.name, trunk=trunk, head=head, reference=candidate.reference, base=candidate.base, build=self._build,
             settings=self._settings, prompts=prompts, greedy=greedy, sampled=sampled, forks=forks, voided=voided,
             rollback=arms.rollback, plain_peak_bytes=arms.peak_memory_bytes(drafting=False),
             draft_peak_bytes=arms.peak_memory_bytes(drafting=True) if head else None,
@@ -203,7 +205,7 @@ class _Check:
 
     def _arms(self, head: Subject | None, prompts: Sequence[Prompt], *, together: bool, n_warmup: int | None = None) -> Arms:
         spec, trunk = self._spec, self._candidate.trunk
-        files = ArmFiles(name=trunk.name, trunk=trunk.path, head=head.path if head else None, settings=self._settings,
+        files = ArmFiles(name=self._candidate.name, trunk=trunk.path, head=head.path if head else None, settings=self._settings,
                          offload=self._options.offload, n_draft_max=max(spec.n_draft))
         warm_up = {"prompt": prompts[0].tokens, "n_predict": spec.n_predict, "sampler": prompts[0].sampler(spec)}
         return Arms(files, self._plain, self._drafting, together=together, warm_up=warm_up,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +15,7 @@ from quantkit.job.evaluation import Subject, n_cores
 from quantkit.job.mtp_prompts import Prompt
 from quantkit.job.mtp_runs import Runs
 from quantkit.job.tensor_check import read_rows
+from quantkit.job.timing import host_facts
 from quantkit.measure.acceptance import count_acceptance
 from quantkit.measure.repetition import is_degenerate, repeat_share
 from quantkit.measure.speed import against_itself, break_even_acceptance, paired_ratio, rate
@@ -52,6 +51,7 @@ class Measured:
     `texts` are prompt, greedy text and sampled text of each prompt; `teacher` is of the head, then of the reference.
     """
 
+    name: str
     trunk: Subject
     head: Subject | None
     reference: Subject | None
@@ -88,7 +88,7 @@ def result_of(found: Measured, spec: MtpSpec, *, check_id: str, mtp_id: str) -> 
                                   acceptance=found.reference_acceptance)
     return MtpResult(
         status="measured", reason=None if found.kept() else "the text after every prompt repeats itself: no acceptance from it",
-        check_id=check_id, mtp_id=mtp_id, tier=found.trunk.name, file=found.trunk.path.name, sha256=found.trunk.sha256,
+        check_id=check_id, mtp_id=mtp_id, tier=found.name, file=found.trunk.path.name, sha256=found.trunk.sha256,
         head=head_facts(found.head), rollback=found.rollback, n_draft=longest.n_draft, n_drafted=longest.n_drafted,
         n_accepted=longest.n_accepted, acceptance_rate=longest.acceptance_rate, acceptance_rate_se=longest.acceptance_rate_se,
         mean_accepted_len=longest.mean_accepted_len, acceptance_by_position=longest.acceptance_by_position, by_n_draft=by_n_draft,
@@ -102,7 +102,7 @@ def not_applicable(found: Measured, spec: MtpSpec, reason: str, *, check_id: str
     """The record of a tier that nothing can be drafted for: no shares, not even 0."""
     unstable = [f"{r.mode} decoding does not repeat itself" for r in _ways(found) if r.not_repeated()]
     return MtpResult(
-        status="not applicable", reason=reason, check_id=check_id, mtp_id=mtp_id, tier=found.trunk.name,
+        status="not applicable", reason=reason, check_id=check_id, mtp_id=mtp_id, tier=found.name,
         file=found.trunk.path.name, sha256=found.trunk.sha256,
         head=head_facts(found.trunk) if found.trunk.model.n_nextn else None, rollback=None, n_draft=None, n_drafted=None,
         n_accepted=None, acceptance_rate=None, acceptance_rate_se=None, mean_accepted_len=None, acceptance_by_position=(),
@@ -118,7 +118,7 @@ def speed_of(found: Measured, spec: MtpSpec, *, check_id: str) -> SpeedResult:
     best = max(paying, key=lambda d: d.speedup.value or 0.0).n_draft if paying else 0
     timed = [d for d in drafts if d.speedup.value is not None]
     return SpeedResult(
-        check_id=check_id, tier=found.trunk.name, file=found.trunk.path.name, machine=_machine(found), n_prompt=len(found.kept()),
+        check_id=check_id, tier=found.name, file=found.trunk.path.name, machine=_machine(found), n_prompt=len(found.kept()),
         n_voided=len(found.voided), repeats=spec.repeats, n_warmup=spec.n_warmup,
         sampling=f"temperature {spec.temperature:g}, top_k {spec.top_k}, top_p {spec.top_p:g}, min_p {spec.min_p:g}",
         plain=PlainSpeed(
@@ -238,15 +238,5 @@ def _prompt_rate(found: Measured, n_draft: int) -> float | None:
 
 
 def _machine(found: Measured) -> Machine:
-    return Machine(processor=processor_name(), n_cores=n_cores(), n_threads=found.settings.n_threads, backend=found.build.backend,
-                   llama_cpp_commit=found.build.llama_cpp_commit, system_info=found.build.system_info)
-
-
-def processor_name() -> str:
-    """What the system calls its processor; no host's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return Machine(processor=host_facts()["cpu"], n_cores=n_cores(), n_threads=found.settings.n_threads,
+                   backend=found.build.backend, llama_cpp_commit=found.build.llama_cpp_commit, system_info=found.build.system_info)

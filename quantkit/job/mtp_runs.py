@@ -23,8 +23,8 @@ from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.job.mtp_prompts import Prompt
 from quantkit.job.progress import Progress
 from quantkit.measure.acceptance import VerifyStep
-from quantkit.measure.fork import first_fork, judge_fork, row_difference, top2_margin
-from quantkit.measure.sampling import Sampler, choose
+from quantkit.measure.fork import first_fork, judge_fork, row_difference
+from quantkit.measure.sampling import Sampler, choice_margin, choose
 from quantkit.spec.mtp_records import ForkRecord, Mode, Rollback
 from quantkit.spec.protocol import MtpSpec
 
@@ -191,15 +191,16 @@ def _diagnose(arms: Arms, runs: Runs, prompt: Prompt, n_draft: int, spec: MtpSpe
     watch = tuple(range(max(0, at - _N_WATCHED + 1), at + 1))
     one = arms.run(prompt, spec.n_predict, 0, sampler, watch=watch).rows
     other = arms.run(prompt, spec.n_predict, n_draft, sampler, watch=watch).rows
+    place = len(prompt.tokens) + at
     record = ForkRecord(
         mode=runs.mode, n_draft=n_draft, prompt=prompt.index, position=at, plain=plain[at] if at < len(plain) else None,
-        drafted=drafted[at] if at < len(drafted) else None, margin=top2_margin(one[at]) if at in one else None,
+        drafted=drafted[at] if at < len(drafted) else None, margin=choice_margin(one[at], place, sampler) if at in one else None,
         difference=None, shape_difference=None, verdict="defect")
     if at not in one or at not in other:
         return record
     blocks = arms.block_rows(prompt, plain, n_draft + 1, watch)
     difference = row_difference(one[at], other[at])
     shape_difference = max(row_difference(one[i], blocks[i]) for i in watch)
-    follows = choose(other[at], len(prompt.tokens) + at, sampler) == record.drafted
+    follows = choose(other[at], place, sampler) == record.drafted
     return dataclasses.replace(record, difference=difference, shape_difference=shape_difference,
                                verdict=judge_fork(difference, shape_difference, follows_own_row=follows))

@@ -53,12 +53,6 @@ def row_difference(a: Row, b: Row) -> float:
     return float(np.abs(log_p[ids] - log_q[ids]).max())
 
 
-def top2_margin(row: Row) -> float:
-    """ln p of the likeliest token minus ln p of the second, nats, >= 0; 0 is a tie."""
-    second, first = np.partition(row.astype(np.float64), -2)[-2:]
-    return float(first - second)
-
-
 def log_softmax(row: Row) -> npt.NDArray[np.float64]:
     """ln p of each token, float64."""
     shifted = row.astype(np.float64) - float(row.max())

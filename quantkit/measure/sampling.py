@@ -56,8 +56,27 @@ def choose(logits: Row, position: int, sampler: Sampler | None) -> int:
     if sampler is None:
         return int(np.argmax(logits))
     ids = candidates(logits, sampler)
-    score = logits[ids].astype(np.float64) / sampler.temperature + gumbel(sampler.seed, sampler.stream, position, ids)
-    return int(ids[np.argmax(score)])
+    return int(ids[np.argmax(_scores(logits, ids, position, sampler))])
+
+
+def choice_margin(logits: Row, position: int, sampler: Sampler | None) -> float | None:
+    """How far the second choice was behind the first, nats, >= 0; None where the filters left one token.
+
+    Greedy: ln p1 − ln p2. Sampled: the same difference of logit + T·g between the two best that the filters left.
+    """
+    if sampler is None:
+        best = np.partition(logits.astype(np.float64), -2)[-2:]
+    else:
+        ids = candidates(logits, sampler)
+        if len(ids) < 2:
+            return None
+        best = np.partition(_scores(logits, ids, position, sampler), -2)[-2:] * sampler.temperature
+    return float(best[1] - best[0])
+
+
+def _scores(logits: Row, ids: Ids, position: int, sampler: Sampler) -> Floats:
+    noise = gumbel(sampler.seed, sampler.stream, position, ids)
+    return np.asarray(logits[ids].astype(np.float64) / sampler.temperature + noise)
 
 
 def candidates(logits: Row, sampler: Sampler) -> Ids:

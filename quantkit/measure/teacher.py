@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.core.stats import group_by
-from quantkit.measure.summary import Statistic, estimate
+from quantkit.measure.numbers import Statistic
+from quantkit.measure.summary import estimate
 from quantkit.spec.mtp_records import TeacherForced
 
 Choices = npt.NDArray[np.int32]

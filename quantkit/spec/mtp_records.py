@@ -115,8 +115,9 @@ class Rollback:
 class ForkRecord:
     """Where a text with drafts leaves the plain one, and why.
 
-    `position` counts generated tokens from 0. margin: the trunk's ln p1 − ln p2 there. difference: between the two ways' rows;
-    shape_difference: what batch shapes alone do to rows; all in nats, None where there is no row to compare.
+    `position` counts generated tokens from 0. margin: how far the trunk's second choice was behind its first there, noise included
+    (`measure.sampling.choice_margin`). difference: between the two ways' rows; shape_difference: what batch shapes alone do to
+    rows. All in nats, None where there is no row to compare.
     """
 
     mode: Mode
@@ -278,6 +279,34 @@ class SpeedResult:
     drafts: tuple[DraftSpeed, ...]
     draft_peak_memory_bytes: int | None
     best_n_draft: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixCell:
+    """One trunk with one head: what it accepts, how fast that is, what it weighs.
+
+    head_block_bytes: the NextN blocks alone, what the head adds to a model's own file; head_file_bytes: the head's own file, which
+    holds embedding and output too. Shares are of the longest draft, n_draft; speedup of drafts of speedup_n_draft.
+    """
+
+    tier: str
+    head_type: str
+    trunk_bytes: int
+    head_block_bytes: int
+    head_file_bytes: int
+    n_draft: int | None
+    n_drafted: int | None
+    n_accepted: int | None
+    acceptance_rate: float | None
+    mean_accepted_len: float | None
+    teacher_forced_acceptance: float | None
+    teacher_forced_acceptance_se: float | None
+    teacher_forced_acceptance_lo: float | None
+    teacher_forced_acceptance_hi: float | None
+    speedup_n_draft: int | None
+    speedup: Ratio
+    best_n_draft: int | None
+    problems: tuple[str, ...]
 
 
 def record_to_json(record: Any) -> Any:
