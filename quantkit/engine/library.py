@@ -25,7 +25,7 @@ PINNED_VERSION = "0.3.36"
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
 
 _BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output)\s+buffer size\s*=\s*([0-9.]+) MiB")
-_WARN, _ERROR, _CONT = 3, 4, 5  # ggml_log_level
+_DEBUG, _WARN, _ERROR, _CONT = 1, 3, 4, 5  # ggml_log_level
 
 
 class Expected(NamedTuple):
@@ -69,12 +69,12 @@ class LogTap:
         self._level = 0
 
     def receive(self, level: int, text: bytes | None) -> None:
-        """Take one piece of log text; pieces of level 5 continue the line before."""
-        if text is None:
-            return
-        os.write(2, text)
+        """Take one piece of log text; pieces of level 5 continue the line before, debug text is dropped."""
         if level != _CONT:
             self._level = level
+        if text is None or self._level == _DEBUG:
+            return
+        os.write(2, text)
         self._partial += text.decode(errors="replace")
         *lines, self._partial = self._partial.split("\n")
         for line in lines:

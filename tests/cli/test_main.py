@@ -33,7 +33,8 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 
 def test_help_lists_every_verb_and_imports_none() -> None:
     script = ("import sys\nfrom quantkit.cli.main import run\ncode = run(['--help'])\n"
-              "heavy = {'numpy', 'llama_cpp', 'pandas', 'pyarrow', 'scipy', 'gguf'} & set(sys.modules)\nsys.exit(code or len(heavy))")
+              "heavy = {'numpy', 'llama_cpp', 'pandas', 'pyarrow', 'scipy', 'gguf'} & set(sys.modules)\n"
+              "sys.exit(code or len(heavy))")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     assert [verb for verb in VERBS if f"  {verb} " not in done.stdout] == []
@@ -42,7 +43,7 @@ def test_help_lists_every_verb_and_imports_none() -> None:
 @pytest.mark.parametrize("arguments", [
     ["show", "missing.gguf"], ["show"], ["nothing"], ["plan", "-b", "missing.gguf", "-p", "demo-v1"],
     ["audit", "missing.gguf", "-b", "missing.gguf", "-p", "demo-v1", "-o", "out"],
-    ["run", "-b", "missing.gguf", "-p", "demo-v1", "-o", "out"], ["run", "-b", "missing.gguf", "-p", "no-such-protocol", "-o", "out"],
+    ["run", "-b", "missing.gguf", "-p", "demo-v1", "-o", "out"], ["run", "-b", "missing.gguf", "-p", "no-such", "-o", "out"],
     ["report", "missing"], ["quantize", "-b", "missing.gguf", "-p", "demo-v1", "-t", "Q8_0", "-o", "out.gguf"],
     ["imatrix", "-b", "missing.gguf", "-p", "demo-v1", "-o", "out.gguf"],
 ], ids=lambda arguments: " ".join(arguments[:3]))
@@ -61,7 +62,7 @@ def test_wrong_input_is_told_in_one_sentence_and_leaves_nothing(capsys: pytest.C
 def test_quantize_writes_a_file_and_never_over_an_input(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     before = model.read_bytes()
     target = tmp_path / "new folder" / "q8.gguf"
-    arguments = ["quantize", "-b", model, "-p", "demo-v1", "-t", "Q8_0"]
+    arguments: list[str | Path] = ["quantize", "-b", model, "-p", "demo-v1", "-t", "Q8_0"]
     code, out, _ = call(capsys, *arguments, "-o", target)
     assert code == 0
     assert out.startswith(f"{target}: ")
@@ -95,7 +96,8 @@ def test_quantize_never_writes_over_a_shard_of_its_input(capsys: pytest.CaptureF
 
 
 @pytest.mark.engine
-def test_a_tier_that_needs_importances_is_refused_without_them(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_tier_that_needs_importances_is_refused_without_them(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                                               model: Path) -> None:
     code, _, err = call(capsys, "quantize", "-b", model, "-p", "demo-v1", "-t", "IQ2_S", "-o", tmp_path / "q.gguf")
     assert code == 2
     assert "needs an importance matrix" in err

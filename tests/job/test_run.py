@@ -119,8 +119,8 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bundle(base: Path, protocol: 
     rng = random.Random(4)
     run = tmp_path / "killed run"
     for _ in range(4):
-        child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(base), str(run), ",".join(TIERS), *SETTINGS], stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL)
+        child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(base), str(run), ",".join(TIERS), *SETTINGS],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.2, 1.4))
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -133,8 +133,8 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bundle(base: Path, protocol: 
 def test_a_worker_that_is_killed_fails_its_step_and_the_next_run_completes(base: Path, protocol: Protocol,
                                                                            bundle: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(base), str(run), ",".join(TIERS), *SETTINGS], stdout=subprocess.DEVNULL,
-                             stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(base), str(run), ",".join(TIERS), *SETTINGS],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     deadline = time.monotonic() + 60
     while not (run / "quants").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -223,6 +223,6 @@ def test_a_file_of_another_tokenizer_fails_alone(base: Path, protocol: Protocol,
 def test_a_truncated_file_is_refused_before_any_work(base: Path, protocol: Protocol, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(base.read_bytes()[:-100])
-    with pytest.raises(GgufError, match="cut.gguf"):
+    with pytest.raises(GgufError, match=r"cut\.gguf"):
         audit_files(base, protocol, tmp_path / "run", [base, cut], Silent())
     assert not (tmp_path / "run").exists()
