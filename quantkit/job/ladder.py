@@ -80,8 +80,14 @@ class Session:
 
     def finish(self) -> RunResult:
         """Write the manifest of all that is measured."""
-        measured = {name: record for name, record in self.tiers.items() if self.run.summary(name).exists()
-                    and name not in self.failed}
+        measured = {}
+        for name, record in self.tiers.items():
+            if name in self.failed or not self.run.summary(name).exists():
+                continue
+            if read_summary(self.run, self.evaluation, self.base.sha256, name, record["sha256"]) is None:
+                self.progress.note(f"tier {name} was measured with another build or device: left out until it is measured again")
+                continue
+            measured[name] = record
         result_id = None
         if measured:
             result_id = write_manifest(self.run, self.protocol, self.base, self.evaluation, measured, self.imatrix)
@@ -139,7 +145,7 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
         if matrix is not None and path is not None:
             names = sorted({name for plan in plans for name in plan.overrides()})
             importances = prepare_importances(path, matrix, names, protocol.imatrix.zero_floor)
-            session.imatrix = _imatrix_facts(protocol, importances)
+            session.imatrix = _imatrix_facts(protocol, path, importances, given=options.imatrix is not None)
         for plan in plans:
             write_json(session.run.plan(plan.tier), plan.to_json())
             for note in plan.notes():
@@ -221,9 +227,9 @@ def _quantized(session: Session, plan: Plan, importances: Importances | None) ->
     else:
         made = quantize_tier(session.pool, base, plan, target, importances, session.progress, force=True)
         subject = read_subject(target, plan.tier)
-        write_json(run.record("quantize", plan.tier), {"key": key, "subject": _subject_record(subject),
+        write_json(run.record("quantize", plan.tier), {"key": key, "subject": _subject_record(subject, importances),
                                                        "errors": [dataclasses.asdict(error) for error in made.errors]})
-    session.tiers[plan.tier] = _subject_record(subject)
+    session.tiers[plan.tier] = _subject_record(subject, importances)
     return subject
 
 
@@ -266,16 +272,20 @@ def _bits(type_name: str) -> float:
     return 8 * kind.type_size / kind.block_size
 
 
-def _imatrix_facts(protocol: Protocol, importances: Importances) -> dict[str, Any]:
-    return {"sha256": importances.sha256, "datasets": list(importances.datasets), "chunk_count": importances.chunk_count,
+def _imatrix_facts(protocol: Protocol, path: Path, importances: Importances, *, given: bool) -> dict[str, Any]:
+    """The calibration: the matrix by its bytes, its text (None for a matrix that was given), what was mended in it."""
+    return {"file": path.name, "sha256": importances.sha256, "given": given,
+            "corpus_sha256": None if given else protocol.corpus(protocol.imatrix.corpus).sha256,
+            "datasets": list(importances.datasets), "chunk_count": importances.chunk_count,
             "zero_floor": protocol.imatrix.zero_floor, "zero_columns": dict(importances.zero_columns),
             "missing_experts": {name: list(experts) for name, experts in importances.missing_experts.items()}}
 
 
-def _subject_record(subject: Subject) -> dict[str, Any]:
+def _subject_record(subject: Subject, importances: Importances | None = None) -> dict[str, Any]:
     return {"file": subject.path.name, "size_bytes": subject.model.header.file_bytes, "sha256": subject.sha256,
-            "bpw": subject.model.bpw, "bpw_core": subject.model.bpw_core}
+            "bpw": subject.model.bpw, "bpw_core": subject.model.bpw_core,
+            "imatrix_sha256": importances.sha256 if importances else None}
 
 
 def _file_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: record[key] for key in ("file", "size_bytes", "sha256", "bpw", "bpw_core")}
+    return {key: record.get(key) for key in ("file", "size_bytes", "sha256", "bpw", "bpw_core", "imatrix_sha256")}

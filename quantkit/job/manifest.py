@@ -1,12 +1,14 @@
 """The manifest: everything that a number in the run depends on, by hash, and every file of the bundle.
 
-`result_id` is the sha256 of the canonical JSON of protocol ids, inputs, plans, rows and summaries: what tables print. It does not
-depend on when, where or with how many workers the run was made.
+`result_id` is the sha256 of the canonical JSON of protocol ids, inputs, build, plans, rows, summaries and whatever else was
+measured: what tables print. It does not depend on when, where or with how many workers the run was made, nor on what is computed
+from rows (pairs, slices, reports), nor on whether the tiers' files were kept.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,18 @@ from typing import Any
 from quantkit import __version__
 from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_file, sha256_json
-from quantkit.job.evaluation import Evaluation, Subject
+from quantkit.job.evaluation import ROWS_VERSION, Evaluation, Subject
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.spec.model import type_shares
 from quantkit.spec.protocol import Protocol
 
 SCHEMA = 1
-_LIBRARIES = ("gguf", "llama-cpp-python", "numpy", "pyarrow", "scipy")
+_LIBRARIES = ("gguf", "llama-cpp-python", "matplotlib", "numpy", "pandas", "pyarrow", "scipy")
 _NOT_IN_BUNDLE = {"logs", "parts"}
-_NOT_LISTED = {"manifest.json", "run.json", ".lock"}
+_NOT_LISTED = {"manifest.json", "run.json", ".lock", "label.json"}  # label.json: what a gate said of the bundle
+_IDENTITY = ("rows_version", "protocol", "base", "corpus", "token_ids_sha256", "imatrix", "build", "tiers")
+_NOT_EVIDENCE = {"quants", "report"}  # tiers' files are in `tiers` by hash, dropped or not
+_COMPUTED = {"pairs.json", "slices.json"}
 
 
 def claim_run(run: RunFolder, protocol: Protocol, base: Subject) -> None:
@@ -49,34 +54,68 @@ def write_manifest(run: RunFolder, protocol: Protocol, base: Subject, evaluation
         tiers: tier name to the record of its file (file, size_bytes, sha256), measured ones only.
         imatrix: facts of the importance matrix in use, if any.
     """
-    facts = {
-        "schema": SCHEMA, "quantkit": __version__, "protocol": _protocol_facts(protocol), "base": _base_facts(base),
-        "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},
+    facts: dict[str, Any] = {
+        "schema": SCHEMA, "quantkit": __version__, "rows_version": ROWS_VERSION, "protocol": _protocol_facts(protocol),
+        "base": _base_facts(base), "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},
         "token_ids_sha256": evaluation.token_ids_sha256, "imatrix": imatrix, "build": _build_facts(evaluation),
-        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "libraries": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}},
         "tiers": {name: {**record, **_hashes(run, name)} for name, record in sorted(tiers.items())},
     }
-    identity = {key: facts[key] for key in ("protocol", "base", "corpus", "token_ids_sha256", "imatrix", "build", "tiers")}
-    result_id = sha256_json(identity)
-    write_json(run.manifest, {"result_id": result_id, **facts, "files": list_files(run.path)})
+    facts["files"] = list_files(run.path, facts["tiers"])
+    result_id = result_id_of(facts)
+    write_json(run.manifest, {"result_id": result_id, **facts})
     return result_id
 
 
+def result_id_of(manifest: Mapping[str, Any]) -> str:
+    """The result id that a manifest's own words come to.
+
+    Raises:
+        KeyError, TypeError, AttributeError: something that it is made of is missing or of another kind.
+    """
+    identity = {key: manifest[key] for key in _IDENTITY}
+    measured = {name: facts["sha256"] for name, facts in manifest["files"].items() if _is_evidence(name)}
+    return sha256_json({**identity, "evidence": measured})
+
+
 def refresh_files(run: RunFolder) -> None:
-    """List the bundle's files anew, after a report was written."""
+    """List the bundle's files anew, and give the result its new id where something was measured since.
+
+    To be called before a report is made, whose tables print the id, and after.
+
+    Raises:
+        InputError: no run there.
+    """
     held = read_json(run.manifest)
-    write_json(run.manifest, {**held, "files": list_files(run.path)})
+    if not isinstance(held, dict):
+        raise InputError(f"expected a run directory, found no manifest.json of one in {run.path}: make one with `quantkit run`")
+    fresh = {**held, "files": list_files(run.path, held.get("tiers", {}))}
+    write_json(run.manifest, {**fresh, "result_id": result_id_of(fresh)} if "result_id" in held else fresh)
 
 
-def list_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every file of the bundle by its relative path: sha256 and size. Logs, parts, times and speeds are not in it."""
+def list_files(folder: Path, tiers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every file of the bundle by its relative path: sha256 and size. Logs, parts, times and speeds are not in it.
+
+    A tier's file is listed by the hash that it had when it was measured, as long as its size is the same: what happened to it since
+    must not be blessed, and hashing a ladder takes minutes.
+    """
+    known = {(f"quants/{record['file']}", record["size_bytes"]): record["sha256"] for record in tiers.values()}
     out = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name in _NOT_LISTED or name.split("/")[0] in _NOT_IN_BUNDLE or name.startswith("report/speed."):
-            continue
-        out[name] = {"sha256": sha256_file(path), "size_bytes": path.stat().st_size}
+        name, size_bytes = path.relative_to(folder).as_posix(), path.stat().st_size
+        if is_bundle_file(name):
+            out[name] = {"sha256": known.get((name, size_bytes)) or sha256_file(path), "size_bytes": size_bytes}
     return out
+
+
+def is_bundle_file(name: str) -> bool:
+    """Whether a file of a run directory, by its relative path, belongs to the bundle and must be listed."""
+    return not (name in _NOT_LISTED or name.split("/")[0] in _NOT_IN_BUNDLE or name.startswith("report/speed."))
+
+
+def _is_evidence(name: str) -> bool:
+    folder, _, rest = name.partition("/")
+    return bool(rest) and folder not in _NOT_EVIDENCE and name.rsplit("/", 1)[-1] not in _COMPUTED
 
 
 def _protocol_facts(protocol: Protocol) -> dict[str, Any]:

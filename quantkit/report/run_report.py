@@ -31,6 +31,7 @@ def write_report(path: Path) -> Tables:
         InputError: no run there, or none with a measured tier.
     """
     run = RunFolder(path=path)
+    refresh_files(run)  # the id that the tables print is that of everything measured so far
     header, rows = read_tables(run)
     tables = Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
     for name, text in (("md", tables.markdown), ("csv", tables.csv), ("json", tables.json)):
