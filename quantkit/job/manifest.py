@@ -2,7 +2,8 @@
 
 `result_id` is the sha256 of the canonical JSON of protocol ids, inputs, build, plans, rows, summaries and whatever else was
 measured: what tables print. It does not depend on when, where or with how many workers the run was made, nor on what is computed
-from rows (pairs, slices, reports), nor on whether the tiers' files were kept.
+from rows (pairs, slices, reports), nor on whether the tiers' files were kept. `seal` is the sha256 of everything else in the
+manifest: it makes a changed byte show, and proves nothing about who wrote it; a result id that was published does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def claim_run(run: RunFolder, protocol: Protocol, base: Subject) -> None:
             raise InputError(f"{run.path} holds a run of another base: expected sha256 {expected}, found {base.sha256} for "
                              f"{base.path}: choose another run directory")
         return
-    write_json(run.manifest, {"schema": SCHEMA, "protocol": _protocol_facts(protocol), "base": _base_facts(base)})
+    _write(run, {"schema": SCHEMA, "protocol": _protocol_facts(protocol), "base": _base_facts(base)})
 
 
 def write_manifest(run: RunFolder, protocol: Protocol, base: Subject, evaluation: Evaluation, tiers: Mapping[str, Any],
@@ -63,7 +64,7 @@ def write_manifest(run: RunFolder, protocol: Protocol, base: Subject, evaluation
     }
     facts["files"] = list_files(run.path, facts["tiers"])
     result_id = result_id_of(facts)
-    write_json(run.manifest, {"result_id": result_id, **facts})
+    _write(run, {"result_id": result_id, **facts})
     return result_id
 
 
@@ -78,6 +79,11 @@ def result_id_of(manifest: Mapping[str, Any]) -> str:
     return sha256_json({**identity, "evidence": measured})
 
 
+def seal_of(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of everything in a manifest but the seal itself."""
+    return sha256_json({key: value for key, value in manifest.items() if key != "seal"})
+
+
 def refresh_files(run: RunFolder) -> None:
     """List the bundle's files anew, and give the result its new id where something was measured since.
 
@@ -90,7 +96,7 @@ def refresh_files(run: RunFolder) -> None:
     if not isinstance(held, dict):
         raise InputError(f"expected a run directory, found no manifest.json of one in {run.path}: make one with `quantkit run`")
     fresh = {**held, "files": list_files(run.path, held.get("tiers", {}))}
-    write_json(run.manifest, {**fresh, "result_id": result_id_of(fresh)} if "result_id" in held else fresh)
+    _write(run, {**fresh, "result_id": result_id_of(fresh)} if "result_id" in held else fresh)
 
 
 def list_files(folder: Path, tiers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -111,6 +117,11 @@ def list_files(folder: Path, tiers: Mapping[str, Any]) -> dict[str, dict[str, An
 def is_bundle_file(name: str) -> bool:
     """Whether a file of a run directory, by its relative path, belongs to the bundle and must be listed."""
     return not (name in _NOT_LISTED or name.split("/")[0] in _NOT_IN_BUNDLE or name.startswith("report/speed."))
+
+
+def _write(run: RunFolder, manifest: Mapping[str, Any]) -> None:
+    facts = {key: value for key, value in manifest.items() if key != "seal"}
+    write_json(run.manifest, {**facts, "seal": seal_of(facts)})
 
 
 def _is_evidence(name: str) -> bool:

@@ -32,12 +32,26 @@ def write_report(path: Path) -> Tables:
     """
     run = RunFolder(path=path)
     refresh_files(run)  # the id that the tables print is that of everything measured so far
-    header, rows = read_tables(run)
-    tables = Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
-    for name, text in (("md", tables.markdown), ("csv", tables.csv), ("json", tables.json)):
-        write_atomic(run.report / f"retention.{name}", text.encode())
+    tables = make_tables(run)
+    for name, text in tables_by_name(tables).items():
+        write_atomic(run.path / name, text.encode())
     refresh_files(run)
     return tables
+
+
+def make_tables(run: RunFolder) -> Tables:
+    """The tables of a run from its records, as `write_report` writes them.
+
+    Raises:
+        InputError: see `read_tables`.
+    """
+    header, rows = read_tables(run)
+    return Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
+
+
+def tables_by_name(tables: Tables) -> dict[str, str]:
+    """Each table by its path in the run directory."""
+    return {"report/retention.md": tables.markdown, "report/retention.csv": tables.csv, "report/retention.json": tables.json}
 
 
 def read_tables(run: RunFolder) -> tuple[TableHeader, list[TableRow]]:
