@@ -10,6 +10,8 @@ is the jackknife over articles, its p from Student's t with G_eff − 1 degrees 
 
 KLD is never tested against 0: it always says worse. A tier's own noise floor is what it is compared with, as another tier is.
 Tiers share a letter where no test separates them; sharing a letter is not equality.
+The detectable difference is (t(1 − α/2m) + t(0.8))·se over m pairs: what this text would show in four of five cases. How many
+articles a margin needs follows from it alone, never from the difference that was observed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 
 from quantkit.core.errors import InputError
 from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
-from quantkit.measure.numbers import Rows, flips, nll_difference
+from quantkit.measure.numbers import Rows, flips, kld, nll_difference
 from quantkit.measure.summary import LEVEL, sorted_rows, too_few
 from quantkit.spec.verdict_records import PairVerdict
 
@@ -32,17 +34,23 @@ PairStatistic = Literal["kld", "ln_ppl_ratio", "same_top_p"]
 _POWER = 0.8  # of the detectable difference
 
 
+class _Jackknifed(NamedTuple):
+    """A tier's own part of θ: its value over everything and without each article; None where it has no logarithm."""
+
+    whole: float
+    without: Floats
+
+
 class _Contrast(NamedTuple):
-    """θ of a pair before the family is known: its value, its error, and degrees of freedom; or why there is none."""
+    """θ of a pair before the family is known: its value, its error, or why there is none."""
 
     theta: float | None
     se: float | None
     reason: str | None
 
 
-def compare_pairs(
-    tiers: Mapping[str, Rows], statistic: PairStatistic, *, margin: float, alpha: float = 0.05
-) -> tuple[PairVerdict, ...]:
+def compare_pairs(tiers: Mapping[str, Rows], statistic: PairStatistic, *, margin: float, alpha: float = 0.05,
+                  n_looks: int = 1) -> tuple[PairVerdict, ...]:
     """The verdict of every pair of tiers, each pair once, in the order of the tiers.
 
     Args:
@@ -50,23 +58,35 @@ def compare_pairs(
         statistic: what is compared.
         margin: below which a difference does not matter, on the scale of θ and positive: ln(1 + m) for kld.
         alpha: error of the family of differences, and of that of equivalences.
+        n_looks: how often a screening may look at such tables and stop; the errors are shared over them (Bonferroni).
 
     Raises:
         InputError: tiers whose rows are of different tokens, or of another base.
     """
     checked = {name: sorted_rows(rows) for name, rows in tiers.items()}
-    pairs = list(combinations(checked, 2))
-    if not pairs:
-        return ()
     names = list(checked)
     for name in names[1:]:
-        _check_paired(names[0], checked[names[0]], name, checked[name])
+        check_paired(names[0], checked[names[0]], name, checked[name])
+    if not names:
+        return ()
+    observed = {name: observe_pair(rows, statistic) for name, rows in checked.items()}
     articles = group_by(checked[names[0]]["article"])
-    observed = {name: _observe(rows, statistic) for name, rows in checked.items()}
-    contrasts = [_contrast(observed[a], observed[b], statistic, articles) for a, b in pairs]
+    return compare_means(observed, statistic, articles, margin=margin, alpha=alpha, n_looks=n_looks)
+
+
+def compare_means(observed: Mapping[str, Floats], statistic: PairStatistic, articles: Groups, *, margin: float, alpha: float = 0.05,
+                  n_looks: int = 1) -> tuple[PairVerdict, ...]:
+    """As `compare_pairs`, from what `observe_pair` gives for each tier, or from the means of equally long chunks of it."""
+    pairs = list(combinations(observed, 2))
+    if not pairs:
+        return ()
+    few = too_few(articles)
+    parts = {} if few is not None else {name: _jackknife(x, statistic, articles) for name, x in observed.items()}
+    contrasts = [_Contrast(None, None, few) if few is not None else _contrast(observed[a], observed[b], parts[a], parts[b])
+                 for a, b in pairs]
     df = articles.n_effective - 1
-    p_values = [_p_difference(c, df) for c in contrasts]
-    p_equal = [_p_equivalent(c, df, margin) for c in contrasts]
+    p_values = [_times(_p_difference(c, df), n_looks) for c in contrasts]
+    p_equal = [_times(_p_equivalent(c, df, margin), n_looks) for c in contrasts]
     # an undefined test stays in the family with p = 1: the family is fixed before measuring
     p_holm = holm([1.0 if p is None else p for p in p_values])
     p_equal_holm = holm([1.0 if p is None else p for p in p_equal])
@@ -76,8 +96,9 @@ def compare_pairs(
         if theta is None or se is None:
             verdicts.append(PairVerdict(a=a, b=b, statistic=statistic, verdict="not resolved", reason=reason))
             continue
-        single, family = (student_quantile(1 - (1 - LEVEL) / 2 / n, df) * se for n in (1, len(pairs)))
-        detectable = (student_quantile(1 - alpha / 2 / len(pairs), df) + student_quantile(_POWER, df)) * se
+        n_test = n_looks * len(pairs)
+        single, family = (student_quantile(1 - (1 - LEVEL) / 2 / n, df) * se for n in (n_looks, n_test))
+        detectable = (student_quantile(1 - alpha / 2 / n_test, df) + student_quantile(_POWER, df)) * se
         verdicts.append(PairVerdict(
             a=a, b=b, statistic=statistic, difference=theta, se=se, lo=theta - single, hi=theta + single,
             lo_simultaneous=theta - family, hi_simultaneous=theta + family, p=p_values[i], p_holm=p_holm[i],
@@ -123,31 +144,42 @@ def _maximal_cliques(near: Mapping[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def _observe(rows: Rows, statistic: PairStatistic) -> Floats:
+def observe_pair(rows: Rows, statistic: PairStatistic) -> Floats:
+    """One observation a token, whose mean is compared: kld, nll_q − nll_base, or 1 where the top tokens agree."""
     if statistic == "kld":
-        return np.asarray(rows["kld"])
+        return kld(rows)
     return nll_difference(rows) if statistic == "ln_ppl_ratio" else 1.0 - flips(rows)
 
 
-def _check_paired(first: str, a: Rows, name: str, b: Rows) -> None:
+def check_paired(first: str, a: Rows, name: str, b: Rows) -> None:
+    """Refuse rows that are not of the same tokens and the same base.
+
+    Raises:
+        InputError: names the column that differs.
+    """
     for column in ("chunk", "pos", "token", "article", "nll_base"):
         if len(a) != len(b) or not np.array_equal(a[column], b[column]):
             raise InputError(f"expected rows of the same tokens and the same base, got another {column} in {name} than in {first}: "
                              "only tiers of one base, one text and one set of chunks can be compared; audit them together")
 
 
-def _contrast(x: Floats, y: Floats, statistic: PairStatistic, articles: Groups) -> _Contrast:
-    few = too_few(articles)
-    if few is not None:
-        return _Contrast(None, None, few)
+def _jackknife(x: Floats, statistic: PairStatistic, articles: Groups) -> _Jackknifed | None:
+    whole, without = float(np.mean(x)), articles.means_without(x)
+    if statistic != "kld":
+        return _Jackknifed(whole, without)
+    return _Jackknifed(math.log(whole), np.log(without)) if without.min() > 0 else None
+
+
+def _contrast(x: Floats, y: Floats, a: _Jackknifed | None, b: _Jackknifed | None) -> _Contrast:
     if np.array_equal(x, y):
         return _Contrast(0.0, 0.0, None)
-    if statistic != "kld":
-        return _Contrast(float(np.mean(x - y)), jackknife_se(articles.means_without(x - y)), None)
-    without_x, without_y = articles.means_without(x), articles.means_without(y)
-    if min(without_x.min(), without_y.min()) <= 0:
+    if a is None or b is None:
         return _Contrast(None, None, "the KLD of one of them is exactly zero, or one article carries it all")
-    return _Contrast(float(np.log(np.mean(x)) - np.log(np.mean(y))), jackknife_se(np.log(without_x) - np.log(without_y)), None)
+    return _Contrast(a.whole - b.whole, jackknife_se(a.without - b.without), None)
+
+
+def _times(p: float | None, n: int) -> float | None:
+    return None if p is None else min(1.0, n * p)
 
 
 def _p_difference(contrast: _Contrast, df: float) -> float | None:

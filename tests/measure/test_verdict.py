@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import student_quantile, student_upper_tail
+from quantkit.core.stats import group_by, student_quantile, student_upper_tail
 from quantkit.measure.numbers import Rows
 from quantkit.measure.summary import base_rows
-from quantkit.measure.verdict import PairStatistic, compare_pairs, letters
+from quantkit.measure.verdict import PairStatistic, compare_means, compare_pairs, letters, observe_pair
 from quantkit.spec.verdict_records import PairVerdict
 from tests.measure.synthetic import make_rows
 
@@ -176,3 +176,30 @@ def test_letters_say_exactly_what_the_verdicts_say(n: int, bits: int) -> None:
     got = letters(names, [resolved(*p) for p in apart])
     for p in combinations(names, 2):
         assert bool(set(got[p[0]]) & set(got[p[1]])) == (p not in apart)
+
+
+def test_looks_share_the_errors() -> None:
+    a = make_rows(n_article=20)
+    b = scaled(a, 1.1, noise=0.3)
+    once, often = pair(a, b), pair(a, b, n_looks=5)
+    assert often.difference == once.difference
+    assert once.p is not None
+    assert once.se is not None
+    assert once.difference is not None
+    assert often.p == pytest.approx(min(1.0, 5 * once.p))
+    assert often.hi == pytest.approx(once.difference + student_quantile(1 - 0.025 / 5, 19) * once.se)
+    assert often.detectable == pytest.approx((student_quantile(1 - 0.025 / 5, 19) + student_quantile(0.8, 19)) * once.se)
+
+
+def test_means_of_equal_chunks_give_the_verdicts_of_their_tokens() -> None:
+    a = make_rows(n_article=9)
+    b = scaled(a, 1.1, noise=0.5)
+    b["nll_q"] += 0.01
+    b["top1_q"][::5] += 1
+    for statistic in STATISTICS:
+        by_token = pair(a, b, statistic)
+        means = {name: observe_pair(rows, statistic).reshape(36, 20).mean(axis=1) for name, rows in (("A", a), ("B", b))}
+        by_chunk = compare_means(means, statistic, group_by(a["article"][::20]), margin=MARGIN)[0]
+        assert by_chunk.difference == pytest.approx(by_token.difference, rel=1e-9)
+        assert by_chunk.se == pytest.approx(by_token.se, rel=1e-9)
+        assert by_chunk.verdict == by_token.verdict
