@@ -49,7 +49,7 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
             progress.note(f"audit {tier.name}: measured already")
             continue
         try:
-            check_same_text(pool, evaluation, tier)
+            check_same_text(pool, evaluation, base, tier)
             waiting.append(tier)
         except (InputError, EngineCrash, EngineError) as error:
             failed[tier.name] = error

@@ -19,6 +19,7 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
 from quantkit.spec.gguf_header import read_header
+from quantkit.spec.gguf_raw import read_pairs
 from quantkit.spec.model import ModelInfo, describe_model
 from quantkit.spec.protocol import ContextSpec, Corpus, Protocol
 
@@ -114,12 +115,16 @@ def read_subject(path: Path, name: str) -> Subject:
     return Subject(name=name, model=model, sha256=whole)
 
 
-def check_same_text(pool: WorkerPool, evaluation: Evaluation, tier: Subject) -> None:
+def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject, tier: Subject) -> None:
     """Tokenize the text with a tier's own vocabulary and compare: rows of different tokens are never paired.
+
+    A tier whose tokenizer is the base's, byte for byte, needs no comparison.
 
     Raises:
         InputError: the tier's tokens differ; says where.
     """
+    if _tokenizer(tier) == _tokenizer(base):
+        return
     seen: Tokenized = pool.call(f"tokenize {tier.name}", tokenize, path=tier.path, text=evaluation.text)
     if np.array_equal(seen.ids, evaluation.tokens):
         return
@@ -128,3 +133,9 @@ def check_same_text(pool: WorkerPool, evaluation: Evaluation, tier: Subject) -> 
     where = f"token {differ[0]}" if len(differ) else f"their number, {len(evaluation.tokens)} and {len(seen.ids)}"
     raise InputError(f"{tier.path.name} is not a tier of this base: expected the base's tokens of {evaluation.corpus.name}, found "
                      f"others (first difference: {where}); it has another tokenizer or another conversion of it")
+
+
+def _tokenizer(subject: Subject) -> dict[str, bytes]:
+    """The raw metadata that tokens depend on."""
+    return {pair.key: pair.data for pair in read_pairs(subject.model.header)
+            if pair.key.startswith("tokenizer.") and not pair.key.startswith("tokenizer.chat_template")}
