@@ -23,7 +23,8 @@ from quantkit.spec.memory_fit import (
 )
 
 _COLUMNS = ("file", "n_ctx", "kv_type", "source", "is_bound", "weights_card_bytes", "weights_ram_bytes", "weights_mtp_bytes",
-            "kv_bytes", "recurrent_bytes", "compute_bytes", "reserve_bytes", "needed_bytes", "smallest_card_gib", "vram_bytes", "fits")
+            "kv_bytes", "recurrent_bytes", "compute_bytes", "reserve_bytes", "needed_bytes", "smallest_card_gib", "vram_bytes",
+            "fits")
 
 
 @click.command()

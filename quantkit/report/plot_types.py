@@ -1,0 +1,114 @@
+"""`by_layer_types`: what each tier's plan did to each kind of tensor, as a table of types.
+
+A row is one kind of matrix over all trunk blocks (`ffn_down`), the embedding, the output, or the whole MTP block. A cell names the
+type of most of its parameters, and the next one below it where there are several. Darker is more bits. What no plan ever touches
+(norms and other vectors) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from quantkit.report.plot_size import Caption
+from quantkit.report.plot_style import INK, ORANGE, PAPER, Picture, drawing, finish, fitting, short_names
+from quantkit.spec.plan_records import Plan, PlanRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ROW_PX = 27
+_LEFT_PX, _HEAD_PX = 118, 40
+_LIGHTEST, _DARKEST = 1.5, 16.0  # bits per weight
+_BLOCK = re.compile(r"blk\.[0-9]+\.")
+_FIRST = ("token_embd", "output")
+
+
+class TypeCell(NamedTuple):
+    """One kind of tensor in one tier."""
+
+    types: tuple[str, ...]
+    bpw: float
+    is_substituted: bool
+
+
+def type_table(plans: Sequence[Plan]) -> dict[str, list[TypeCell | None]]:
+    """Kind of tensor to its cell in each plan; matrices only, embedding and output first, the MTP block last."""
+    kinds: dict[str, list[list[PlanRow]]] = {}
+    for i, plan in enumerate(plans):
+        for row in plan.rows:
+            if len(row.shape) > 1 and row.quantizable:
+                kinds.setdefault(_kind(row), [[] for _ in plans])[i].append(row)
+    order = sorted(kinds, key=lambda kind: (kind == "MTP block", _FIRST.index(kind) if kind in _FIRST else len(_FIRST)))
+    return {kind: [_cell(rows) for rows in kinds[kind]] for kind in order}
+
+
+def _kind(row: PlanRow) -> str:
+    return "MTP block" if row.role == "mtp" else _BLOCK.sub("", row.name).removesuffix(".weight")
+
+
+def _cell(rows: Sequence[PlanRow]) -> TypeCell | None:
+    if not rows:
+        return None
+    n_params = Counter[str]()
+    for row in rows:
+        n_params[row.type] += row.n_elements
+    bpw = 8 * sum(row.size_bytes for row in rows) / sum(row.n_elements for row in rows)
+    types = tuple(name for name, _ in sorted(n_params.items(), key=lambda item: (-item[1], item[0])))
+    return TypeCell(types, bpw, any(row.change for row in rows))
+
+
+def draw_types(plans: Sequence[Plan], caption: Caption) -> Picture:
+    """Draw the table of types, one column for each plan."""
+    table = type_table(plans)
+    height = 74 + 84 + _HEAD_PX + _ROW_PX * max(1, len(table)) - 66
+    title = "Tensor types by kind of tensor and tier (darker: more bits per weight)"
+    with drawing(title, caption.subtitle, caption.footer, height_px=height) as (figure, axes):
+        axes.set_position((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set_xlim(0, 800)
+        axes.set_ylim(height, 0)
+        width = (800 - _LEFT_PX - 16) / max(1, len(plans))
+        top = 62 + _HEAD_PX
+        names = short_names([plan.tier for plan in plans], max(6, int(width / 6.4)))
+        size = min((_fit(name, 9.0, width * 0.88) for name in names), default=9.0)
+        for i, (plan, name) in enumerate(zip(plans, names, strict=True)):
+            x = _LEFT_PX + width * (i + 0.5)
+            axes.text(x, top - 24, name, ha="center", va="center", size=size, weight="bold")
+            axes.text(x, top - 9, f"{plan.bpw:.2f} bpw" if width > 52 else f"{plan.bpw:.2f}", ha="center", va="center", size=7.5)
+        for j, (kind, cells) in enumerate(table.items()):
+            y = top + _ROW_PX * j
+            axes.text(_LEFT_PX - 8, y + _ROW_PX / 2, fitting(kind, 8.5, _LEFT_PX - 16), ha="right", va="center", size=8.5)
+            for i, cell in enumerate(cells):
+                if cell is not None:
+                    _draw_cell(axes, cell, _LEFT_PX + width * i, y, width)
+        if any(cell is not None and cell.is_substituted for cells in table.values() for cell in cells):
+            axes.text(784, height - 13, "◆ not the type that was asked for", ha="right", va="center", size=7.5, color=INK)
+        return finish(figure, f"Tensor types of {len(plans)} tiers by kind of tensor; every tensor's type is in the plans.")
+
+
+def _draw_cell(axes: Axes, cell: TypeCell, x: float, y: float, width: float) -> None:
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    shade = math.log(min(max(cell.bpw, _LIGHTEST), _DARKEST) / _LIGHTEST) / math.log(_DARKEST / _LIGHTEST)
+    colour = matplotlib.colormaps["Blues"](0.06 + 0.8 * shade)
+    axes.add_patch(Rectangle((x + 1, y + 1), width - 2, _ROW_PX - 2, facecolor=colour, edgecolor="none"))
+    ink = PAPER if shade > 0.85 else INK
+    first, *rest = cell.types
+    middle = y + _ROW_PX / 2
+    axes.text(x + width / 2, middle - (5.5 if rest else 0), first, ha="center", va="center", size=_fit(first, 8.5, width),
+              color=ink)
+    if rest:
+        second = rest[0] + (" …" if len(rest) > 1 else "")
+        axes.text(x + width / 2, middle + 6.5, second, ha="center", va="center", size=_fit(second, 7.0, width), color=ink)
+    if cell.is_substituted:
+        axes.text(x + 3, y + 7, "◆", ha="left", va="center", size=7, color=ORANGE if ink == PAPER else "#9c5700")
+
+
+def _fit(text: str, size: float, width: float) -> float:
+    """The size at which a text fits a column, down from the one wished for."""
+    return min(size, (width - 4) / (len(text) * 0.62) * 72 / 100)
