@@ -6,26 +6,29 @@ a run that was killed and resumed writes the same bytes as one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.core.errors import ImatrixError, InputError
+from quantkit.core.errors import ImatrixError, InputError, QuantkitError
 from quantkit.core.files import atomic_path, sha256_json
 from quantkit.engine.collect import Sums, collect, open_collect
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Subject, context_settings
+from quantkit.job.imatrix_state import EMPTY, STATE_VERSION, CollectState, load_state, save_state, state_path
 from quantkit.job.progress import Progress
 from quantkit.measure.articles import chunk_indices
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
 from quantkit.spec.model import ModelInfo
+from quantkit.spec.plan_coverage import is_lookup
 from quantkit.spec.protocol import Protocol
 from quantkit.spec.quantizable import is_quantizable, n_dims
 
@@ -58,7 +61,7 @@ def collection_targets(model: ModelInfo, *, output: bool, mtp: bool) -> Targets:
         name, role = tensor.name, model.roles[tensor.name]
         if n_dims(tensor.shape) < 2:
             continue
-        if name.endswith("embed_tokens.weight") or (role == "embedding" and not model.tied_embeddings):
+        if is_lookup(name, role, tied=model.tied_embeddings):
             lookups.append(name)
         elif role == "mtp":
             head.add(name)
@@ -96,63 +99,60 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     n_chunk = len(chunks)
     wanted = collection_targets(base.model, output=spec.output, mtp=spec.mtp and base.model.n_nextn > 0)
     build = pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers)
-    state = parts / "imatrix" / (sha256_json({
-        "imatrix_id": protocol.imatrix_id, "base": base.sha256, "build": dataclasses.asdict(build),
-        "offload": dataclasses.asdict(offload)}) + ".npz")
-    total, n_done = _load_state(state)
+    path = state_path(parts, sha256_json({
+        "version": [STATE_VERSION, _CHUNKS_A_GROUP], "imatrix_id": protocol.imatrix_id, "base": base.sha256,
+        "build": dataclasses.asdict(build), "offload": dataclasses.asdict(offload)}))
+    state = load_state(path) or EMPTY
     progress.start("imatrix", n_chunk)
-    progress.advance(n_done)
-    if n_done < n_chunk:
+    progress.advance(state.n_done)
+    if state.n_done < n_chunk:
         pool.call("load imatrix", open_collect, path=base.path, settings=settings, offload=offload, trunk=wanted.trunk,
                   mtp=wanted.mtp)
-        _collect_rest(pool, seen.ids, chunks, n_done, total, state, progress)
+        state = _collect_rest(pool, seen.ids, chunks, state, path, progress)
         pool.call("close", close_group)
     progress.finish()
-    _check_complete(base, wanted, total)
-    imatrix = Imatrix(entries={name: ImatrixEntry(in_sum2=sums.in_sum2.astype(np.float32), counts=sums.counts.astype(np.float32))
-                               for name, sums in sorted(total.items())},
+    _check_complete(base, wanted, state.sums)
+    imatrix = Imatrix(entries={name: _rounded(name, sums) for name, sums in sorted(state.sums.items())},
                       datasets=(corpus.file,), chunk_count=n_chunk, chunk_size=spec.n_ctx, legacy=False)
     with atomic_path(target) as temp:
         write_imatrix(temp, imatrix)
-    state.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     return imatrix
 
 
-def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: list[int], n_done: int, total: dict[str, Sums],
-                  state: Path, progress: Progress) -> None:
-    saved = time.monotonic()
-    starts = range(n_done, len(chunks), _CHUNKS_A_GROUP)
-    groups = [{"tokens": tokens, "chunks": tuple(chunks[i:i + _CHUNKS_A_GROUP])} for i in starts]
-    for group in groups:  # one after another: sums are added in the text's order
-        for done, sums in pool.stream("imatrix", collect, [group]):
-            _add(total, sums)
-            n_done += len(done)
-            progress.advance(len(done))
-            if time.monotonic() - saved > _SAVE_EVERY_S:
-                _save_state(state, total, n_done)
-                saved = time.monotonic()
+def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: Sequence[int], state: CollectState, path: Path,
+                  progress: Progress) -> CollectState:
+    """Go on from a state; what is done is written down every now and then, and when the work ends before its time."""
+    saved, saved_at = state.n_done, time.monotonic()
+    try:
+        for start in range(state.n_done, len(chunks), _CHUNKS_A_GROUP):  # one after another: sums are added in the text's order
+            group = {"tokens": tokens, "chunks": tuple(chunks[start:start + _CHUNKS_A_GROUP])}
+            for done, sums in pool.stream("imatrix", collect, [group]):
+                state = state.plus(sums, len(done))
+                progress.advance(len(done))
+            if time.monotonic() - saved_at >= _SAVE_EVERY_S:
+                save_state(path, state)
+                saved, saved_at = state.n_done, time.monotonic()
+    except BaseException:  # Ctrl-C too
+        if state.n_done > saved:
+            with contextlib.suppress(QuantkitError, OSError):  # the first fault is the one to tell
+                save_state(path, state)
+        raise
+    return state
 
 
-def _add(total: dict[str, Sums], more: Mapping[str, Sums]) -> None:
-    for name, sums in more.items():
-        if name in total:
-            total[name] = Sums(total[name].in_sum2 + sums.in_sum2, total[name].counts + sums.counts)
-        else:
-            total[name] = sums
+def _rounded(name: str, sums: Sums) -> ImatrixEntry:
+    """Sums as the file holds them.
 
-
-def _save_state(path: Path, total: Mapping[str, Sums], n_done: int) -> None:
-    arrays = {f"s:{name}": sums.in_sum2 for name, sums in total.items()} | {f"c:{name}": s.counts for name, s in total.items()}
-    with atomic_path(path) as temp, temp.open("wb") as file:
-        np.savez(file, n_done=np.array(n_done), **arrays)  # type: ignore[arg-type]
-
-
-def _load_state(path: Path) -> tuple[dict[str, Sums], int]:
-    if not path.exists():
-        return {}, 0
-    with np.load(path, allow_pickle=False) as held:
-        names = [key[2:] for key in held.files if key.startswith("s:")]
-        return {name: Sums(held[f"s:{name}"], held[f"c:{name}"]) for name in names}, int(held["n_done"])
+    Raises:
+        ImatrixError: a sum that float32 cannot hold.
+    """
+    with np.errstate(over="ignore"):
+        in_sum2 = sums.in_sum2.astype(np.float32)
+    if not np.isfinite(in_sum2).all():
+        raise ImatrixError(f"expected sums of squares that fit float32 for {name}, got {sums.in_sum2.max():.3g}: the "
+                           "activations of this model are not sound")
+    return ImatrixEntry(in_sum2=in_sum2, counts=sums.counts.astype(np.float32))
 
 
 def _check_complete(base: Subject, wanted: Targets, total: Mapping[str, Sums]) -> None:

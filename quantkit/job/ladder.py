@@ -15,6 +15,15 @@ from quantkit.core.files import atomic_path, sha256_file, sha256_json
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
 from quantkit.job.audit import AuditOptions, audit, read_summary
+from quantkit.job.calibration import (
+    Overlap,
+    imatrix_facts,
+    importance_notes,
+    may_calibrate,
+    overlaps_json,
+    read_overlaps,
+    uses_importances,
+)
 from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import (
     Evaluation,
@@ -35,10 +44,8 @@ from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, read_imatrix
 from quantkit.spec.model import describe_model
 from quantkit.spec.plan import Plan
+from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
-from quantkit.spec.tensor_types import TENSOR_TYPES
-
-_NO_IMATRIX_FROM_BITS = 8  # types of so many bits or more do not use importances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +142,24 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
         The run's folder, its result id, and the tiers that failed with their errors.
     """
     chosen = choose_tiers(protocol, tiers)
+    overlaps = None
+    if options.imatrix is None and may_calibrate(protocol, chosen):  # before the base is hashed, which takes minutes
+        held = read_json(RunFolder(path=run_path).record("imatrix", "overlap"))
+        overlaps = read_overlaps(protocol, options.corpus, options.calibration, held)
     with open_session(base_path, protocol, run_path, progress, options) as session:
         model, pool = session.base.model, session.pool
         first = [resolve_tier(pool, model, protocol, tier, None) for tier in chosen]  # refusals come before any work
-        matrix, path = _importance_matrix(session, first)
+        matrix, path = _importance_matrix(session, first, overlaps)
         lengths = matrix.lengths() if matrix is not None else {}
         plans = [resolve_tier(pool, model, protocol, tier, lengths) for tier in chosen]
         importances = None
         if matrix is not None and path is not None:
+            coverages = {plan.tier: check_coverage(plan, matrix, protocol.imatrix) for plan in plans}
             names = sorted({name for plan in plans for name in plan.overrides()})
             importances = prepare_importances(path, matrix, names, protocol.imatrix.zero_floor)
-            session.imatrix = _imatrix_facts(protocol, path, importances, given=options.imatrix is not None)
+            session.imatrix = imatrix_facts(protocol, importances, coverages, overlaps, session.imatrix)
+            for note in importance_notes(importances, coverages, overlaps):
+                session.progress.note(note)
         for plan in plans:
             write_json(session.run.plan(plan.tier), plan.to_json())
             for note in plan.notes():
@@ -241,11 +255,11 @@ def _stem(path: Path) -> str:
     return stem.encode()[:200].decode(errors="ignore")
 
 
-def _importance_matrix(session: Session, plans: Sequence[Plan]) -> tuple[Imatrix | None, Path | None]:
+def _importance_matrix(session: Session, plans: Sequence[Plan],
+                       overlaps: Sequence[Overlap] | None) -> tuple[Imatrix | None, Path | None]:
     """The matrix that the tiers use: given, collected before, or collected now; none where no tier uses one."""
     run, options, protocol = session.run, session.options, session.protocol
-    uses = {row.type for plan in plans for row in plan.rows if row.quantizable}
-    if all(_bits(name) >= _NO_IMATRIX_FROM_BITS for name in uses):
+    if not uses_importances({row.type for plan in plans for row in plan.rows if row.quantizable}):
         return None, None
     record = run.record("imatrix", "imatrix")
     if options.imatrix is not None:
@@ -255,6 +269,7 @@ def _importance_matrix(session: Session, plans: Sequence[Plan]) -> tuple[Imatrix
             shutil.copyfile(options.imatrix, temp)
         write_json(record, {"imatrix_id": f"given {sha256_file(target)}", "sha256": sha256_file(target)})
         return matrix, target
+    write_json(run.record("imatrix", "overlap"), overlaps_json(overlaps or ()))
     held = read_json(record)
     if (isinstance(held, dict) and held.get("imatrix_id") == protocol.imatrix_id and run.imatrix.exists()
             and sha256_file(run.imatrix) == held["sha256"]):
@@ -265,20 +280,6 @@ def _importance_matrix(session: Session, plans: Sequence[Plan]) -> tuple[Imatrix
                              offload=session.evaluation.offload)
     write_json(record, {"imatrix_id": protocol.imatrix_id, "sha256": sha256_file(run.imatrix)})
     return matrix, run.imatrix
-
-
-def _bits(type_name: str) -> float:
-    kind = TENSOR_TYPES[type_name]
-    return 8 * kind.type_size / kind.block_size
-
-
-def _imatrix_facts(protocol: Protocol, path: Path, importances: Importances, *, given: bool) -> dict[str, Any]:
-    """The calibration: the matrix by its bytes, its text (None for a matrix that was given), what was mended in it."""
-    return {"file": path.name, "sha256": importances.sha256, "given": given,
-            "corpus_sha256": None if given else protocol.corpus(protocol.imatrix.corpus).sha256,
-            "datasets": list(importances.datasets), "chunk_count": importances.chunk_count,
-            "zero_floor": protocol.imatrix.zero_floor, "zero_columns": dict(importances.zero_columns),
-            "missing_experts": {name: list(experts) for name, experts in importances.missing_experts.items()}}
 
 
 def _subject_record(subject: Subject, importances: Importances | None = None) -> dict[str, Any]:

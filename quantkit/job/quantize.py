@@ -16,7 +16,7 @@ from quantkit.engine.quantizer import QuantizeProgress, quantize
 from quantkit.job.evaluation import Subject, n_cores
 from quantkit.job.progress import Progress
 from quantkit.job.tensor_check import TensorError, check_quantized
-from quantkit.spec.imatrix_file import Imatrix, floored
+from quantkit.spec.imatrix_file import Imatrix, base_names, floored
 from quantkit.spec.plan import Plan, as_mapping
 from quantkit.spec.tensor_types import FTYPES, TENSOR_TYPES
 
@@ -25,11 +25,14 @@ from quantkit.spec.tensor_types import FTYPES, TENSOR_TYPES
 class Importances:
     """A matrix made ready for the library: no zeros; what had to be mended is told.
 
+    file, datasets: base names; a folder's name tells about a computer. n_entries: of the file, used here or not.
     zero_columns: tensor to the number of columns never hit, floored to a fraction of the tensor's mean.
     missing_experts: tensor to its experts never hit, neutral (1).
     """
 
+    file: str
     sha256: str
+    n_entries: int
     values: Mapping[str, npt.NDArray[np.float32]]
     datasets: tuple[str, ...]
     chunk_count: int
@@ -60,8 +63,9 @@ def prepare_importances(path: Path, imatrix: Imatrix, names: Sequence[str], zero
             zeros[name] = ready.n_zero_columns
         if ready.missing_experts:
             missing[name] = ready.missing_experts
-    return Importances(sha256=sha256_file(path), values=values, datasets=imatrix.datasets, chunk_count=imatrix.chunk_count,
-                       zero_columns=zeros, missing_experts=missing)
+    return Importances(file=path.name, sha256=sha256_file(path), n_entries=len(imatrix.entries), values=values,
+                       datasets=base_names(imatrix.datasets), chunk_count=imatrix.chunk_count, zero_columns=zeros,
+                       missing_experts=missing)
 
 
 def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, importances: Importances | None, progress: Progress,
@@ -100,13 +104,22 @@ def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, imp
 
 
 def _provenance(importances: Importances | None) -> dict[str, int | str]:
-    """The keys that llama-quantize writes (the library call does not), and the matrix's hash; no folder's name."""
+    """The keys that llama-quantize writes (the library call does not), and the matrix's hash; no folder's name.
+
+    Source: tools/quantize/quantize.cpp, LLM_KV_QUANTIZE_IMATRIX_*; like there, what a legacy file does not say is left out.
+    """
     if importances is None:
         return {}
-    return {
-        "quantize.imatrix.file": "imatrix.gguf",
-        "quantize.imatrix.dataset": ", ".join(importances.datasets).encode()[:120].decode(errors="ignore"),
-        "quantize.imatrix.entries_count": len(importances.values),
+    facts: dict[str, int | str] = {
+        "quantize.imatrix.file": _short(importances.file),
+        "quantize.imatrix.dataset": _short(", ".join(importances.datasets)),
+        "quantize.imatrix.entries_count": importances.n_entries,
         "quantize.imatrix.chunks_count": importances.chunk_count,
         "quantize.imatrix.sha256": importances.sha256,
     }
+    return {key: value for key, value in facts.items() if value not in (0, "")}
+
+
+def _short(text: str) -> str:
+    """What fits into the library's 128 bytes."""
+    return text.encode()[:120].decode(errors="ignore")

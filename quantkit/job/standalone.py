@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-import tempfile
+import dataclasses
 from pathlib import Path
 
+from quantkit.core.errors import CorpusError
 from quantkit.core.files import refuse_overwrite
 from quantkit.engine.pool import WorkerPool
-from quantkit.job.corpus import read_corpus
+from quantkit.job.calibration import Overlap, importance_notes, read_overlaps
+from quantkit.job.corpus import find_corpus, read_corpus
 from quantkit.job.evaluation import read_subject
 from quantkit.job.imatrix import collect_imatrix
+from quantkit.job.imatrix_state import state_beside
 from quantkit.job.plans import resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import QuantizedTier, prepare_importances, quantize_tier
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, read_imatrix
+from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
 
 
 def collect_to_file(base: Path, protocol: Protocol, target: Path, progress: Progress, *, calibration: Path | None = None,
-                    force: bool = False) -> Imatrix:
-    """Collect an importance matrix; a state file beside the target lets a killed collection go on.
+                    corpus: Path | None = None, force: bool = False) -> Imatrix:
+    """Collect an importance matrix; a hidden folder beside the target lets a killed collection go on, and goes when it is done.
+
+    Args:
+        calibration, corpus: the calibration and the evaluation text, where they are not found by themselves.
 
     Raises:
-        InputError, CorpusError, EngineError: see `collect_imatrix`.
+        InputError, CorpusError, EngineError: see `collect_imatrix` and `read_overlaps`.
+        RunLocked: another process collects into the target.
     """
-    refuse_overwrite(target, read_header(base).parts, force=force)
+    refuse_overwrite(target, [*read_header(base).parts, *(path for path in (calibration, corpus) if path)], force=force)
     text = read_corpus(protocol.corpus(protocol.imatrix.corpus), calibration)
-    with WorkerPool(1) as pool, tempfile.TemporaryDirectory(prefix="quantkit-") as parts:
-        return collect_imatrix(target, pool, protocol, read_subject(base, "base"), text, progress, parts=Path(parts))
+    for overlap in _overlaps(protocol, corpus, calibration, progress):
+        progress.note(f"imatrix: {overlap.describe()}")
+    with state_beside(target) as parts, WorkerPool(1) as pool:
+        return collect_imatrix(target, pool, protocol, read_subject(base, "base"), text, progress, parts=parts)
+
+
+def _overlaps(protocol: Protocol, corpus: Path | None, calibration: Path | None, progress: Progress) -> tuple[Overlap, ...]:
+    """The proof that the texts are apart, where the evaluation text is on this machine; collecting alone does not fetch it."""
+    if corpus is None:
+        for name in protocol.eval.corpora:
+            try:
+                find_corpus(dataclasses.replace(protocol.corpus(name), hub_dataset=""))
+            except CorpusError:
+                progress.note(f"imatrix: the evaluation text {name} is not at hand, so whether the calibration text has passages "
+                              "of it is not known: --corpus names it")
+                return ()
+    return read_overlaps(protocol, corpus, calibration)
 
 
 def quantize_to_file(base: Path, protocol: Protocol, tier_name: str, target: Path, progress: Progress, *,
@@ -50,5 +73,8 @@ def quantize_to_file(base: Path, protocol: Protocol, tier_name: str, target: Pat
             progress.note(f"plan {plan.tier}: {note}")
         importances = None
         if matrix is not None and imatrix is not None:
+            coverage = check_coverage(plan, matrix, protocol.imatrix)
             importances = prepare_importances(imatrix, matrix, sorted(plan.overrides()), protocol.imatrix.zero_floor)
+            for note in importance_notes(importances, {plan.tier: coverage}, None):
+                progress.note(note)
         return quantize_tier(pool, subject, plan, target, importances, progress, force=force)

@@ -4,6 +4,7 @@ llama.cpp notices a missing entry when it reaches the tensor, ignores misnamed e
 
     matched     tensors that the plan quantizes and the matrix has an entry for
     unmatched   both ways: quantized tensors without an entry, entries that no tensor of the base is named by
+    lookups     embeddings of which rows are taken and nothing is multiplied; importances do not apply to them
     match       the smaller of two shares: trunk matrices that are matched, entries that name a tensor of the base. The MTP block,
                 embedding and output do not count: llama-imatrix has none of them, and what needs importances is checked anyway
     low counts  fewer than min_count rows, in a whole matrix or in an expert that has any
@@ -45,6 +46,7 @@ class Coverage:
     matched: tuple[str, ...]
     needed: tuple[str, ...]
     without_entry: tuple[str, ...]
+    lookups: tuple[str, ...]
     unused: tuple[str, ...]
     unknown: tuple[str, ...]
     thin: tuple[ThinEntry, ...]
@@ -54,6 +56,22 @@ class Coverage:
         """As JSON, lists instead of tuples."""
         return {key: [asdict(v) if isinstance(v, ThinEntry) else v for v in value] if isinstance(value, tuple) else value
                 for key, value in ((name, getattr(self, name)) for name in self.__slots__)}
+
+    def notes(self) -> list[str]:
+        """What a user should know, one line each; nothing where all is well. Experts without rows are told by who mends them."""
+        notes = []
+        if self.without_entry:
+            notes.append(f"quantized without importances: {_names('tensors', self.without_entry)}")
+        if self.unknown:
+            notes.append(f"in the matrix, but not in the base: {_names('entries', self.unknown)}")
+        if low := [entry.name for entry in self.thin if entry.n_low]:
+            notes.append(f"few rows behind {_names('entries', low)}: calibrate on more text")
+        return notes
+
+
+def is_lookup(name: str, role: str, *, tied: bool) -> bool:
+    """Whether rows of a matrix are looked up and nothing is multiplied by it: an untied embedding, an MTP block's own."""
+    return name.endswith("embed_tokens.weight") or (role == "embedding" and (not tied or name != "token_embd.weight"))
 
 
 def check_coverage(plan: Plan, imatrix: Imatrix, spec: ImatrixSpec) -> Coverage:
@@ -65,10 +83,13 @@ def check_coverage(plan: Plan, imatrix: Imatrix, spec: ImatrixSpec) -> Coverage:
     """
     rows = {row.name: row for row in plan.rows}
     used = {name: row for name, row in rows.items() if row.quantizable}
+    tied = all(row.role != "output" for row in plan.rows)
+    lookups = tuple(name for name, row in used.items() if is_lookup(name, row.role, tied=tied) and name not in imatrix.entries)
     coverage = Coverage(
         matched=tuple(name for name in used if name in imatrix.entries),
         needed=tuple(name for name, row in used.items() if needs_imatrix(name, row.type, plan.ftype)),
-        without_entry=tuple(name for name in used if name not in imatrix.entries),
+        without_entry=tuple(name for name in used if name not in imatrix.entries and name not in lookups),
+        lookups=lookups,
         unused=tuple(name for name in rows if name in imatrix.entries and name not in used),
         unknown=tuple(sorted(imatrix.entries.keys() - rows.keys())),
         thin=tuple(thin for name in used if name in imatrix.entries
@@ -139,6 +160,7 @@ def _check_needed(plan: Plan, coverage: Coverage, imatrix: Imatrix, spec: Imatri
 
 
 def _names(what: str, names: Sequence[str]) -> str:
+    """`none for 2 (a, b)`."""
     if not names:
         return f"{what} 0"
     return f"{what} {len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
