@@ -64,11 +64,12 @@ def blocks_of(n_ctx: int, n_batch: int) -> list[Block]:
     return out
 
 
-class _Seat:
-    """One open model with its context."""
+class Seat:
+    """One open model with its context; `splits` as in `Model`."""
 
-    def __init__(self, path: Path, settings: ContextSettings, offload: Offload, n_outputs_max: int) -> None:
-        self.model = Model(path, use_extra_bufts=settings.use_extra_bufts, offload=offload)
+    def __init__(self, path: Path, settings: ContextSettings, offload: Offload, n_outputs_max: int,
+                 splits: Sequence[Path] = ()) -> None:
+        self.model = Model(path, use_extra_bufts=settings.use_extra_bufts, offload=offload, splits=splits)
         try:
             self.context = Context(self.model, settings, n_outputs_max=n_outputs_max)
         except EngineError:
@@ -101,12 +102,12 @@ class AuditSession:
     def __init__(self, base: Path, tiers: Sequence[Path], settings: ContextSettings, offload: Offload, tokens: Tokens) -> None:
         self._settings, self._tokens = settings, tokens
         self._blocks = blocks_of(settings.n_ctx, min(settings.n_batch, settings.n_ctx))
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         n_outputs_max = max(1, max(block.last - block.first for block in self._blocks))
         try:
             for path in (base, *tiers):
-                self._seats.append(_Seat(path, settings, offload, n_outputs_max))
-                _check_vocabulary(self._seats[0].model, self._seats[-1].model)
+                self._seats.append(Seat(path, settings, offload, n_outputs_max))
+                check_vocabulary(self._seats[0].model, self._seats[-1].model)
         except Exception:
             self.close()
             raise
@@ -149,10 +150,10 @@ class PanelSession:
         self._settings, self._offload, self._tokens, self._chunks = settings, offload, tokens, chunks
         self._blocks = blocks_of(settings.n_ctx, min(settings.n_batch, settings.n_ctx))
         self._n_outputs_max = max(1, max(block.last - block.first for block in self._blocks))
-        seat = _Seat(base, settings, offload, self._n_outputs_max)
+        seat = Seat(base, settings, offload, self._n_outputs_max)
         try:
             self._n_vocab, self._base_vocab_bos = seat.model.n_vocab, (seat.model.add_bos, seat.model.bos)
-            self._scratch = _scratch_array(folder, (len(chunks), settings.n_ctx - 1 - settings.n_ctx // 2, self._n_vocab))
+            self._scratch = scratch_array(folder, (len(chunks), settings.n_ctx - 1 - settings.n_ctx // 2, self._n_vocab))
             for i, chunk in enumerate(chunks):
                 for block, logits in _decode_chunk(seat, self._blocks, self._chunk_tokens(chunk)):
                     self._scratch[i, self._rows_of(block)] = logits
@@ -162,7 +163,7 @@ class PanelSession:
 
     def score_tier(self, path: Path) -> Iterator[ChunkRows]:
         """One tier's rows of every chunk of the panel."""
-        seat = _Seat(path, self._settings, self._offload, self._n_outputs_max)
+        seat = Seat(path, self._settings, self._offload, self._n_outputs_max)
         try:
             if (seat.model.n_vocab, seat.model.add_bos, seat.model.bos) != (self._n_vocab, *self._base_vocab_bos):
                 raise InputError(_vocabulary_message(self._n_vocab, seat.model))
@@ -188,14 +189,15 @@ class PanelSession:
         del self._scratch
 
 
-def _decode_chunk(seat: _Seat, blocks: list[Block], tokens: Tokens) -> Iterator[tuple[Block, Logits]]:
+def _decode_chunk(seat: Seat, blocks: list[Block], tokens: Tokens) -> Iterator[tuple[Block, Logits]]:
     for block in blocks:
         logits = seat.decode(tokens, block)
         if block.last > block.first:
             yield block, logits
 
 
-def _scratch_array(folder: Path, shape: tuple[int, ...]) -> Logits:
+def scratch_array(folder: Path, shape: tuple[int, ...]) -> Logits:
+    """Float32 rows on disk, in an unlinked file: nothing can be left behind."""
     path = temp_path(folder / "base-rows")
     with path.open("w+b") as file:
         path.unlink()
@@ -233,7 +235,8 @@ def _check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
             raise EngineError(f"expected finite logits, got a row that is not: {who}, chunk {row['chunk']}, position {row['pos']}")
 
 
-def _check_vocabulary(base: Model, tier: Model) -> None:
+def check_vocabulary(base: Model, tier: Model) -> None:
+    """Raises InputError where a tier has another vocabulary than base."""
     if (base.n_vocab, base.add_bos, base.bos) != (tier.n_vocab, tier.add_bos, tier.bos):
         raise InputError(_vocabulary_message(base.n_vocab, tier))
 

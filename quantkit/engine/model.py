@@ -7,6 +7,7 @@ recurrent models (llama.cpp#29002), and a state left over from the chunk before 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Model:
 
     Args:
         path: a GGUF file, or the first part of a split one; its header has been validated.
+        splits: all files of the model in order, `path` the first, where they are not named as llama.cpp names the parts of one.
         load_mtp: load the MTP block too; an MTP context on a model loaded without it aborts the process.
         use_extra_bufts: let the CPU backend repack weights (copies in private memory, other kernels, other rounding).
 
@@ -35,7 +37,7 @@ class Model:
     """
 
     def __init__(self, path: Path, *, load_mtp: bool = False, use_extra_bufts: bool = True, vocab_only: bool = False,
-                 offload: Offload = Offload()) -> None:  # noqa: B008 - frozen
+                 offload: Offload = Offload(), splits: Sequence[Path] = ()) -> None:  # noqa: B008 - frozen
         lib = load_library()
         self._lib = lib
         self.path = path
@@ -48,7 +50,8 @@ class Model:
         params.use_extra_bufts = use_extra_bufts
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
-        self.handle: Any = lib.llama_model_load_from_file(str(path).encode(), params)
+        self.handle: Any = (_load_splits(lib, splits, params) if splits
+                            else lib.llama_model_load_from_file(str(path).encode(), params))
         if not self.handle:
             raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}")
         self._vocab = lib.llama_model_get_vocab(self.handle)
@@ -212,3 +215,8 @@ def _tensor_split(lib: Any, shares: tuple[float, ...]) -> Any:
     if len(shares) > n_max:
         raise InputError(f"expected at most {n_max} shares in tensor_split (this build's devices), got {len(shares)}")
     return (ctypes.c_float * n_max)(*shares)
+
+
+def _load_splits(lib: Any, paths: Sequence[Path], params: Any) -> Any:
+    names = (ctypes.c_char_p * len(paths))(*(str(path).encode() for path in paths))
+    return lib.llama_model_load_from_splits(names, len(paths), params)
