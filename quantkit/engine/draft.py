@@ -178,7 +178,8 @@ def decode_in_blocks(trunk: Trunk, prompt: Tokens, tokens: Sequence[int], n_bloc
     """
     trunk.clear()
     feed_prompt(trunk, prompt, lambda block, pos: None)
-    text = np.array([int(prompt[-1]), *tokens[:max(watch, default=0)]], np.int32)
+    n_whole = -(-(max(watch, default=0) + 1) // n_block) * n_block  # a block cut short would have another shape
+    text = np.array([int(prompt[-1]), *tokens[:n_whole - 1]], np.int32)
     rows: dict[int, Logits] = {}
     for start in range(0, len(text), n_block):
         block = text[start:start + n_block]

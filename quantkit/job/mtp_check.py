@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import sha256_json
@@ -157,6 +159,13 @@ def _check_id(protocol: Protocol, candidate: Candidate, build: BuildFacts, optio
                         "build": dataclasses.asdict(build), "offload": dataclasses.asdict(options.offload)})
 
 
+class _Followed(NamedTuple):
+    """Chunks of the text and the article of each."""
+
+    chunks: npt.NDArray[np.int64]
+    articles: npt.NDArray[np.int32]
+
+
 class _Check:
     """One check under way."""
 
@@ -176,8 +185,8 @@ class _Check:
         seen: Tokenized = self._plain.call(self._step, tokenize, path=trunk.path, text=self._text)
         prompts = choose_prompts(self._plain, spec, trunk, seen.ids, add_bos=seen.add_bos)
         drafts = spec.n_draft if head else ()
-        chunks = self._chunks(len(seen.ids)) if head else np.zeros(0, np.int64)
-        self._progress.start(self._step, self._n_runs(len(prompts), len(drafts)) + len(chunks))
+        followed = self._followed(seen) if head else _Followed(np.zeros(0, np.int64), np.zeros(0, np.int32))
+        self._progress.start(self._step, self._n_runs(len(prompts), len(drafts)) + len(followed.chunks))
         together = self._fit_together(trunk.model, head.model if head else None)
         arms = self._arms(head, prompts, together=together)
         greedy = run_greedy(arms, prompts, spec, head is not None, self._progress)
@@ -194,7 +203,7 @@ class _Check:
             kept = [prompt for prompt in prompts if prompt.index not in voided]
             measured.without_prompt = self._accept(arms, kept, prompt_to_head=False)
             arms.close()
-            measured.teacher = self._teacher(seen, chunks, [head, *filter(None, [candidate.reference])])
+            measured.teacher = self._teacher(seen, followed, [head, *filter(None, [candidate.reference])])
             if candidate.reference is not None:
                 reference = self._arms(candidate.reference, prompts, together=together, n_warmup=0)
                 measured.reference_acceptance = self._accept(reference, kept)
@@ -219,11 +228,15 @@ class _Check:
             self._progress.advance()
         return count_acceptance(texts, n_draft)
 
-    def _teacher(self, seen: Tokenized, chunks: np.ndarray[tuple[int], np.dtype[np.int64]],
-                 heads: Sequence[Subject]) -> list[TeacherForced]:
-        """Teacher-forced acceptance of some heads over the same positions."""
+    def _followed(self, seen: Tokenized) -> _Followed:
+        """The chunks that heads are led through, and their articles."""
+        spec = self._spec
+        chunks = chunk_indices(spec.teacher_chunks, spec.teacher_n_chunk, len(seen.ids) // spec.n_ctx)
         starts = find_articles(self._text, self._corpus.documents)
-        articles = assign_chunks(starts, seen.ends, self._spec.n_ctx, chunks)
+        return _Followed(chunks, assign_chunks(starts, seen.ends, spec.n_ctx, chunks))
+
+    def _teacher(self, seen: Tokenized, followed: _Followed, heads: Sequence[Subject]) -> list[TeacherForced]:
+        """Teacher-forced acceptance of some heads over the same positions."""
         self._drafting.call(self._step, open_teacher, trunk=self._candidate.trunk.path, heads=[head.path for head in heads],
                             settings=self._settings, offload=self._options.offload, tokens=seen.ids)
         items: list[ChunkChoices] = []
@@ -232,16 +245,12 @@ class _Check:
             items.append(item)
             self._progress.advance()
 
-        self._drafting.call(self._step, follow_chunks, on_item=take, chunks=tuple(chunks.tolist()))
+        self._drafting.call(self._step, follow_chunks, on_item=take, chunks=tuple(followed.chunks.tolist()))
         self._drafting.call(self._step, close_group)
         width = self._spec.n_ctx - 1
         trunk = np.concatenate([item.trunk for item in items])
-        return [teacher_forced(trunk, np.concatenate([item.heads[i] for item in items]), np.repeat(chunks, width),
-                               np.repeat(articles, width)) for i in range(len(heads))]
-
-    def _chunks(self, n_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        spec = self._spec
-        return chunk_indices(spec.teacher_chunks, spec.teacher_n_chunk, n_tokens // spec.n_ctx)
+        return [teacher_forced(trunk, np.concatenate([item.heads[i] for item in items]), np.repeat(followed.chunks, width),
+                               np.repeat(followed.articles, width)) for i in range(len(heads))]
 
     def _n_runs(self, n_prompt: int, n_drafts: int) -> int:
         """Runs ahead: greedy twice each way, sampled by repeats, and once each without the prompt and with the reference."""

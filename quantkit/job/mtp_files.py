@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.core.errors import InputError
-from quantkit.core.files import refuse_overwrite
+from quantkit.core.files import is_same_file, refuse_overwrite
 from quantkit.job.gguf_rewrite import write_model
 from quantkit.spec.gguf_header import GgufHeader, read_header
 from quantkit.spec.gguf_raw import (
@@ -64,8 +64,8 @@ def split_model(source: Path, trunk: Path | None, head: Path | None, *, force: b
     if model.is_head_only:
         raise InputError(f"expected a model with a trunk, found only an MTP head in {source}")
     outputs = [path for path in (trunk, head) if path is not None]
-    if trunk is not None and head is not None:
-        refuse_overwrite(trunk, [head], force=True)
+    if trunk is not None and head is not None and is_same_file(trunk, head):
+        raise InputError(f"expected two files for trunk and head, got {trunk} for both: choose another path for one of them")
     for path in outputs:
         refuse_overwrite(path, model.header.parts, force=force)
     pairs = read_pairs(model.header)

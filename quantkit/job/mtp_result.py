@@ -41,6 +41,8 @@ from quantkit.spec.mtp_records import (
 from quantkit.spec.protocol import MtpSpec
 
 SPEED_FILE = "report/speed.json"
+
+Times = npt.NDArray[np.float64]
 _N_SAMPLED_ROWS = 32
 
 
@@ -214,27 +216,31 @@ def _runs_of(found: Measured, n_draft: int) -> list[list[Generation]]:
     return [found.sampled.found[n_draft, prompt] for prompt in found.kept()]
 
 
-def _seconds_a_token(found: Measured, n_draft: int, *, wall: bool = False) -> npt.NDArray[np.float64]:
+def _seconds_a_token(found: Measured, n_draft: int, *, wall: bool = False) -> Times:
     """(n_prompt, n_repeat), decoding alone or with the prompt."""
-    return np.array([[(run.t_decode_s + (run.t_prompt_s if wall else 0.0)) / len(run.tokens) for run in runs]
-                     for runs in _runs_of(found, n_draft)], np.float64)
+    return _times([[(run.t_decode_s + (run.t_prompt_s if wall else 0.0)) / len(run.tokens) for run in runs]
+                   for runs in _runs_of(found, n_draft)])
 
 
-def _seconds_a_step(found: Measured, n_draft: int) -> npt.NDArray[np.float64]:
-    return np.array([[run.t_decode_s / len(run.steps) for run in runs] for runs in _runs_of(found, n_draft)], np.float64)
+def _seconds_a_step(found: Measured, n_draft: int) -> Times:
+    return _times([[run.t_decode_s / len(run.steps) for run in runs] for runs in _runs_of(found, n_draft)])
 
 
 def _decode_rate(found: Measured, n_draft: int) -> float | None:
     runs = _runs_of(found, n_draft)
     return rate(np.array([len(prompt[0].tokens) for prompt in runs], np.int64),
-                np.array([[run.t_decode_s for run in prompt] for prompt in runs], np.float64).reshape(len(runs), -1))
+                _times([[run.t_decode_s for run in prompt] for prompt in runs]))
 
 
 def _prompt_rate(found: Measured, n_draft: int) -> float | None:
     """Of the prompts without their last token, which belongs to the decoding."""
-    runs = _runs_of(found, n_draft)
     n_tokens = np.array([len(p.tokens) - 1 for p in found.prompts if p.index not in found.voided], np.int64)
-    return rate(n_tokens, np.array([[run.t_prompt_s for run in prompt] for prompt in runs], np.float64).reshape(len(runs), -1))
+    return rate(n_tokens, _times([[run.t_prompt_s for run in prompt] for prompt in _runs_of(found, n_draft)]))
+
+
+def _times(rows: list[list[float]]) -> Times:
+    """(n_prompt, n_repeat) float64; without prompts one empty column."""
+    return np.array(rows, np.float64) if rows else np.zeros((0, 1))
 
 
 def _machine(found: Measured) -> Machine:

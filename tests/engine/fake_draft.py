@@ -97,7 +97,8 @@ class FakeHead:
         seconds: of one draft token, and of following.
     """
 
-    def __init__(self, trunk: FakeTrunk, is_right: Callable[[int], bool], *, clock: Clock | None = None, seconds: float = 0.0) -> None:
+    def __init__(self, trunk: FakeTrunk, is_right: Callable[[int], bool], *, clock: Clock | None = None,
+                 seconds: float = 0.0) -> None:
         self._trunk, self._is_right, self._clock, self._seconds = trunk, is_right, clock, seconds
         self.n_followed = 0
         self.n_noted = 0

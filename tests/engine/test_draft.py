@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import EngineError
-from quantkit.engine import draft
-from quantkit.engine.draft import Chooser, Generation, decode_drafting, decode_in_blocks, decode_plainly
+from quantkit.engine.draft import Chooser, Generation, Tokens, decode_drafting, decode_in_blocks, decode_plainly
 from quantkit.measure.acceptance import VerifyStep
 from quantkit.measure.sampling import Sampler
 from tests.engine.fake_draft import N_VOCAB, Clock, FakeHead, FakeTrunk, true_logits
@@ -18,13 +17,12 @@ PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
 SAMPLER = Sampler(temperature=0.8, top_k=8, top_p=0.95, min_p=0.05, seed=7, stream=2)
 
 
-def plain(trunk: FakeTrunk, n_predict: int = 12, sampler: Sampler | None = None, prompt: np.ndarray[tuple[int], np.dtype[np.int32]] = PROMPT
-          ) -> Generation:
+def plain(trunk: FakeTrunk, n_predict: int = 12, sampler: Sampler | None = None, prompt: Tokens = PROMPT) -> Generation:
     return decode_plainly(trunk, prompt, n_predict, Chooser(len(prompt), sampler))
 
 
 def drafted(trunk: FakeTrunk, head: FakeHead, n_predict: int = 12, n_draft: int = 3, sampler: Sampler | None = None,
-            prompt: np.ndarray[tuple[int], np.dtype[np.int32]] = PROMPT) -> Generation:
+            prompt: Tokens = PROMPT) -> Generation:
     return decode_drafting(trunk, head, prompt, n_predict, n_draft, Chooser(len(prompt), sampler))
 
 
@@ -98,7 +96,7 @@ def test_the_prompt_goes_to_the_head_unless_it_is_left_out() -> None:
 
 def test_times_of_prompt_and_text_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(draft.time, "perf_counter", clock)
+    monkeypatch.setattr("quantkit.engine.draft.time.perf_counter", clock)
     trunk = FakeTrunk(n_batch=4, clock=clock, seconds=1.0)
     found = decode_plainly(trunk, np.arange(10, dtype=np.int32), 5, Chooser(10, None))
     assert (found.t_prompt_s, found.t_decode_s) == (3.0, 5.0)  # 9 tokens in blocks of 4; 5 single ones
