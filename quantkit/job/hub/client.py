@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from quantkit.core.errors import EnvironmentFault, InputError
 
@@ -119,11 +119,9 @@ class Hub:
         Raises:
             EnvironmentFault: the hub sent others, after the library's retries.
         """
-        from huggingface_hub import hf_hub_url
-
         doing = f"reading {file.path} of {self.repo_id}"
         with _hub_errors(doing):
-            url = hf_hub_url(self.repo_id, file.path, revision=commit, endpoint=self.endpoint)
+            url = f"{self.endpoint}/{self.repo_id}/resolve/{quote(commit, safe='')}/{quote(file.path)}"
             headers = {**self._utils.build_hf_headers(library_name="quantkit"), "Range": f"bytes={start}-{start + n_bytes - 1}",
                        "Accept-Encoding": "identity"}
             response = self._utils.http_backoff("GET", url, headers=headers, retry_on_status_codes=_RETRY_ON)

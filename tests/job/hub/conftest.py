@@ -29,7 +29,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactor
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        for name, value in {"ENDPOINT": server.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_IMPLICIT_TOKEN": True,
+        for name, value in {"ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": "",
+                            "HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_IMPLICIT_TOKEN": True,
                             "HF_HUB_OFFLINE": False, "HF_TOKEN_PATH": str(cache / "token"),
                             "AGENT_HARNESSES_PATH": str(cache / "harnesses.json")}.items():
             monkeypatch.setattr(constants, name, value, raising=False)
