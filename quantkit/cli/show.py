@@ -75,7 +75,7 @@ def _block_facts(info: ModelInfo) -> list[Fact]:
         Fact("n_trunk_block", "trunk blocks", n_trunk, f"{n_trunk}, not in this file" if info.is_head_only else None),
         Fact("n_nextn", "MTP (NextN) blocks", info.n_nextn),
         Fact("n_recurrent_block", "recurrent blocks", n_recurrent,
-             f"{n_recurrent}: {_ranges(info.recurrent_blocks)}" if n_recurrent else None),
+             f"{n_recurrent}: {block_ranges(info.recurrent_blocks)}" if n_recurrent else None),
         Fact("tied_embeddings", "tied embeddings", info.tied_embeddings),
         Fact("n_expert", "experts", info.n_expert),
         Fact("n_expert_used", "experts used", info.n_expert_used),
@@ -142,7 +142,7 @@ def _bpw(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
-def _ranges(blocks: tuple[int, ...]) -> str:
+def block_ranges(blocks: tuple[int, ...]) -> str:
     """`0-2, 4, 6-7`."""
     runs: list[list[int]] = []
     for block in blocks:
