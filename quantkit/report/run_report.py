@@ -32,26 +32,22 @@ def write_report(path: Path) -> Tables:
     """
     run = RunFolder(path=path)
     refresh_files(run)  # the id that the tables print is that of everything measured so far
-    tables = make_tables(run)
-    for name, text in tables_by_name(tables).items():
+    texts = render_tables(run)
+    for name, text in texts.items():
         write_atomic(run.path / name, text.encode())
     refresh_files(run)
-    return tables
+    return Tables(*texts.values())
 
 
-def make_tables(run: RunFolder) -> Tables:
-    """The tables of a run from its records, as `write_report` writes them.
+def render_tables(run: RunFolder) -> dict[str, str]:
+    """The tables of a run by their paths in it, made from its records alone: `verify` makes them again and compares bytes.
 
     Raises:
         InputError: see `read_tables`.
     """
     header, rows = read_tables(run)
-    return Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
-
-
-def tables_by_name(tables: Tables) -> dict[str, str]:
-    """Each table by its path in the run directory."""
-    return {"report/retention.md": tables.markdown, "report/retention.csv": tables.csv, "report/retention.json": tables.json}
+    return {"report/retention.md": retention_md(header, rows), "report/retention.csv": retention_csv(rows),
+            "report/retention.json": retention_json(header, rows)}
 
 
 def read_tables(run: RunFolder) -> tuple[TableHeader, list[TableRow]]:
