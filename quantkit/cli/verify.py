@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quantkit.cli.options import PATH
-from quantkit.cli.output import format_option, json_text, render_table, visible
+from quantkit.cli.output import Cell, format_option, json_text, render_table, visible
 
 if TYPE_CHECKING:
     from quantkit.job.regenerate import Rechecked
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--id", "result_id", metavar="RESULT_ID", help="The result id that was published: catches a bundle with other numbers.")
+@click.option("--id", "result_id", metavar="RESULT_ID", help="The result id that was published: catches a bundle of other numbers.")
 @click.option("--regenerate", is_flag=True, help="Quantize again from the base and compare bytes.")
 @click.option("--remeasure", "n_remeasure", type=click.IntRange(0), default=0, metavar="N",
               help="Measure N random chunks again and compare rows.")
@@ -39,12 +39,12 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
     from quantkit.core.errors import InputError
     from quantkit.core.units import parse_bytes
     from quantkit.job.verify import verify_bundle
-    from quantkit.report.run_report import render_tables
+    from quantkit.report.run_report import render_report
 
     again = regenerate or n_remeasure > 0
     if again != (base is not None):
         raise InputError("expected -b BASE with --regenerate or --remeasure, and without them none")
-    verification = verify_bundle(run, render_tables, result_id)
+    verification = verify_bundle(run, render_report, result_id)
     rechecked = None
     if verification.passed and base is not None:
         from quantkit.cli.bars import stderr_progress
@@ -55,8 +55,8 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
         if n_remeasure:
             click.echo(f"remeasuring {n_remeasure} chunks chosen with --seed {seed}", err=True)
         findings = Findings()
-        options = RecheckOptions(regenerate=regenerate, n_remeasure=n_remeasure, seed=seed, tiers=tiers or None, n_workers=n_workers,
-                                 memory_bytes=parse_bytes(memory) if memory else None, corpus=corpus)
+        options = RecheckOptions(regenerate=regenerate, n_remeasure=n_remeasure, seed=seed, tiers=tiers or None, corpus=corpus,
+                                 n_workers=n_workers, memory_bytes=parse_bytes(memory) if memory else None)
         with stderr_progress() as progress:
             rechecked = recheck(run, base, options, findings, progress)
         verification = verification.plus(findings.result(verification.result_id))
@@ -69,7 +69,7 @@ def _render(verification: Verification, rechecked: Rechecked | None, seed: int |
         return json_text({"passed": verification.passed, **asdict(verification), "seed": seed,
                           "rechecked": asdict(rechecked) if rechecked else None})
     columns = ["Check", "Checked", "Failed", "Notes"]
-    rows = [[check.name, check.n_checked, check.n_failed, "; ".join(check.notes)] for check in verification.checks]
+    rows: list[list[Cell]] = [[c.name, c.n_checked, c.n_failed, "; ".join(c.notes)] for c in verification.checks]
     if output_format == "csv":
         for failure in verification.failures:
             click.echo(visible(f"{failure.file}: expected {failure.expected}, found {failure.found}"), err=True)
@@ -88,7 +88,7 @@ def _render(verification: Verification, rechecked: Rechecked | None, seed: int |
 def _recheck_tables(rechecked: Rechecked) -> list[str]:
     parts = []
     if rechecked.regenerated:
-        rows: list[list[str | int | float | None]] = []
+        rows: list[list[Cell]] = []
         for made in rechecked.regenerated:
             worst = max(made.differences or (), key=lambda d: d.relative_difference, default=None)
             rows.append([made.tier, "identical" if made.identical else "different",
@@ -97,8 +97,8 @@ def _recheck_tables(rechecked: Rechecked) -> list[str]:
         parts.append(render_table(["Regenerated", "Bytes", "Tensors that differ", "Largest relative difference", "Of"], rows, "md"))
     if rechecked.remeasured:
         parts.append(render_table(
-            ["Remeasured", "Chunks", "Rows", "Rows that differ", "Largest Δ KLD", "Largest Δ nll", "Other top tokens", "Mean KLD recorded",
-             "Mean KLD found"],
+            ["Remeasured", "Chunks", "Rows", "Rows that differ", "Largest Δ KLD", "Largest Δ nll", "Other top tokens",
+             "Mean KLD recorded", "Mean KLD found"],
             [[m.tier, len(m.chunks), m.n_rows, m.n_rows_differ, m.max_kld_difference, m.max_nll_q_difference, m.n_top1_q_differ,
               m.kld_recorded, m.kld_found] for m in rechecked.remeasured], "md"))
     return parts

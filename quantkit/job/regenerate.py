@@ -2,8 +2,8 @@
 
     regenerate   every tier from the base, by the recorded plan and importance matrix: equal bytes with the build that made it;
                  with another one, which tensors differ and by how much
-    remeasure    some random chunks of the evaluation, decoded again: equal rows with the build that measured them; with another one,
-                 the largest differences
+    remeasure    some random chunks of the evaluation, decoded again: equal rows with the build that measured them; with
+                 another one, the largest differences
 
     relative difference of a tensor = sqrt( Σ (a − b)² / Σ b² )    a made here, b published, both dequantized; 0 is equal
 

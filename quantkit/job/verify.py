@@ -4,13 +4,14 @@
     files                 every file by name, size and hash; none missing, none added
     protocol, plans, importance matrix, tier files, references     the records by each other
     rows, base's columns  the rows by what they say of themselves, the protocol's chunks, and each other
-    summaries, tables     computed again from the rows, and made again from the summaries
+    summaries, report     computed again from the rows, and made again from the records
 
 What needs the base is in `job.regenerate`: the tiers' bytes from the plan, and rows from the files.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,16 +29,19 @@ from quantkit.job.verify_records import (
 )
 from quantkit.job.verify_rows import check_rows, check_summaries
 
-#: Makes a run's tables from its records: text by path in the run directory.
-TableMaker = Callable[[RunFolder], Mapping[str, str]]
+#: Makes a run's report from its records: the content of each file by its path in the run directory.
+ReportMaker = Callable[[RunFolder], Mapping[str, bytes]]
+
+_SAME_EVERYWHERE = (".md", ".csv", ".json")  # the rest are bytes of a version of the libraries that draw and pack
+_LIBRARIES = ("matplotlib", "numpy", "pyarrow")
 
 
-def verify_bundle(folder: Path, make_tables: TableMaker, expected_id: str | None = None) -> Verification:
+def verify_bundle(folder: Path, make_report: ReportMaker, expected_id: str | None = None) -> Verification:
     """Check everything that needs no base.
 
     Args:
         folder: a run directory, or a bundle that was downloaded.
-        make_tables: the floor above makes tables; it is given here.
+        make_report: the floor above makes reports; it is given here.
         expected_id: the result id that was published; catches a bundle that was rebuilt around other numbers.
 
     Returns:
@@ -60,31 +64,35 @@ def verify_bundle(folder: Path, make_tables: TableMaker, expected_id: str | None
         findings.note("rows", "not checked: the protocol cannot be read")
     else:
         check_summaries(bundle, check_rows(bundle, protocol))
-        _check_tables(bundle, make_tables)
+        _check_report(bundle, make_report)
     return findings.result(manifest.facts["result_id"])
 
 
-def _check_tables(bundle: Bundle, make_tables: TableMaker) -> None:
-    """The tables are those of the summaries, byte for byte."""
+def _check_report(bundle: Bundle, make_report: ReportMaker) -> None:
+    """Tables, page and pictures are those of the records, byte for byte; drawn ones only where the same libraries draw."""
     findings = bundle.findings
-    inputs = ["protocol.toml", *(f"audit/{tier}/summary.json" for tier in bundle.tiers)]
-    if not all(bundle.is_sound(name) for name in inputs):
-        findings.note("tables", "not checked: the records that they are made of failed")
+    if any(failure.file.split("/")[0] != "report" for failure in findings.failures):
+        findings.note("report", "not checked: what it is made of failed")
         return
-    with findings.reading("tables", "report", "tables that the records come to"):
-        for name, text in make_tables(bundle.run).items():
+    libraries = bundle.facts["libraries"]
+    other = [f"{name} {importlib.metadata.version(name)} here, {libraries.get(name)} there" for name in _LIBRARIES
+             if importlib.metadata.version(name) != libraries.get(name)]
+    with findings.reading("report", "report", "a report that the records come to"):
+        for name, content in make_report(bundle.run).items():
             if name not in bundle.manifest.entries:
-                findings.note("tables", f"{name} is not in the bundle")
+                findings.note("report", f"{name} is not in the bundle")
+            elif other and not name.endswith(_SAME_EVERYWHERE):
+                findings.note("report", f"{name} was not made again: {'; '.join(other)}")
             elif bundle.is_sound(name):
                 found = (bundle.run.path / name).read_bytes()
-                findings.count("tables")
-                if found != text.encode():
-                    findings.fail("tables", name, "the table that the summaries come to", _first_difference(text, found))
+                findings.count("report")
+                if found != content:
+                    findings.fail("report", name, "the bytes that the records come to", _first_difference(content, found))
 
 
-def _first_difference(text: str, found: bytes) -> str:
-    lines = found.decode(errors="replace").splitlines()
-    for i, line in enumerate(text.splitlines()):
+def _first_difference(content: bytes, found: bytes) -> str:
+    expected, lines = (data.decode(errors="replace").splitlines() for data in (content, found))
+    for i, line in enumerate(expected):
         if i >= len(lines) or lines[i] != line:
             return f"line {i + 1}: {lines[i] if i < len(lines) else 'missing'}"
-    return "other bytes"
+    return "more lines"

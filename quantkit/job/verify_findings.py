@@ -49,7 +49,8 @@ class Verification:
 
     def plus(self, other: Verification) -> Verification:
         """Both verifications as one."""
-        return Verification(result_id=self.result_id, checks=(*self.checks, *other.checks), failures=(*self.failures, *other.failures))
+        return Verification(result_id=self.result_id, checks=(*self.checks, *other.checks),
+                            failures=(*self.failures, *other.failures))
 
     def require(self, where: str) -> None:
         """Turn failures into an error.
