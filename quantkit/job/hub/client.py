@@ -136,6 +136,14 @@ class Hub:
         return content
 
 
+def hide_library_bars() -> None:
+    """Let huggingface_hub upload without drawing."""
+    import huggingface_hub.utils
+
+    utils: Any = huggingface_hub.utils
+    utils.disable_progress_bars()
+
+
 def check_endpoint(endpoint: str) -> str:
     """An endpoint that tokens and files may be sent to.
 

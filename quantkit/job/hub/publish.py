@@ -24,7 +24,7 @@ from quantkit.job.hub.client import Hub, RemoteFile, is_same
 from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json, write_json
 
-Action = Literal["send", "replace", "keep"]
+Action = Literal["send", "replace", "keep", "unknown"]
 
 _ALONE_FROM_BYTES = MIB
 _PER_COMMIT = 100
@@ -43,7 +43,8 @@ class PublishItem(NamedTuple):
 class PublishPlan:
     """What publishing would do. `commit` is the repository's head, None where it does not exist yet.
 
-    `last_commit` is where this run left the repository the last time, None before that.
+    `last_commit` is where this run left the repository the last time, None before that. With a `fault` the hub could not be asked,
+    and what is in the repository is unknown.
     """
 
     bundle: Bundle
@@ -52,24 +53,29 @@ class PublishPlan:
     commit: str | None
     last_commit: str | None
     items: tuple[PublishItem, ...]
+    fault: EnvironmentFault | None
 
 
 def plan_publish(folder: Path, repo_id: str) -> PublishPlan:
     """Check a run's bundle and compare it with a repository; nothing is sent.
 
     Raises:
-        InputError: a bundle that cannot be published, see `check_bundle`.
-        EnvironmentFault: the hub cannot be asked.
+        InputError: a bundle that cannot be published, see `check_bundle`; an impossible name or endpoint.
     """
     bundle = read_bundle(folder)
     check_bundle(bundle)
     hub = Hub(repo_id)
-    head = hub.head()
-    remote = hub.list_files(head) if head else {}
-    items = tuple(PublishItem(file, _action(file, remote)) for file in bundle.all_files)
     state = read_json(_state_path(bundle, hub))
     last = state.get("commit") if isinstance(state, dict) else None
-    return PublishPlan(bundle=bundle, repo_id=repo_id, endpoint=hub.endpoint, commit=head, last_commit=last, items=items)
+    head, fault, remote = None, None, {}
+    try:
+        head = hub.head()
+        remote = hub.list_files(head) if head else {}
+    except EnvironmentFault as error:
+        fault = error
+    items = tuple(PublishItem(file, "unknown" if fault else _action(file, remote)) for file in bundle.all_files)
+    return PublishPlan(bundle=bundle, repo_id=repo_id, endpoint=hub.endpoint, commit=head, last_commit=last, items=items,
+                       fault=fault)
 
 
 def publish(plan: PublishPlan, progress: Progress) -> str:
@@ -78,6 +84,8 @@ def publish(plan: PublishPlan, progress: Progress) -> str:
     Raises:
         EnvironmentFault: the hub failed, or somebody else changed the repository meanwhile; the same command goes on from there.
     """
+    if plan.fault is not None:
+        raise plan.fault
     hub, bundle = Hub(plan.repo_id), plan.bundle
     head = plan.commit
     if head is None:

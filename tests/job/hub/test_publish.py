@@ -166,6 +166,14 @@ def test_a_card_in_the_report_stands_at_the_top_too(hub: HubServer, run: Path) -
     assert hub.uploads[-1] == "README.md"
 
 
+def test_a_plan_needs_no_hub_and_sending_does(hub: HubServer, run: Path) -> None:
+    hub.fail(".*", times=1000)
+    plan = plan_publish(run, REPO)
+    assert set(actions(plan).values()) == {"unknown"}
+    with pytest.raises(EnvironmentFault, match="asking for user/model failed: HfHubHTTPError"):
+        publish(plan, Silent())
+
+
 @pytest.mark.parametrize(("endpoint", "fine"), [
     ("https://hub.example", True), ("http://127.0.0.1:8000/", True), ("http://[::1]:8000", True), ("http://localhost", True),
     ("http://hub.example", False), ("http://127.0.0.1.example", False), ("ftp://hub.example", False), ("hub.example", False)])
