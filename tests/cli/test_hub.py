@@ -77,7 +77,7 @@ def test_a_look_in_three_forms(hub: HubServer, shared: Path) -> None:  # noqa: F
     done = call(remote, REPO, "-p", "wikitext2-v1")
     assert f"# user/model at {hub.repos[REPO].head[:12]}\n" in done.stdout
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
-    assert ["stock-Q4_K_M.gguf", "1", "4.18 MiB", "Q4_K_M", "5.0686", "4.8139", "present", "none", "0", "31", ""] in rows
+    assert ["stock-Q4_K_M.gguf", "1", "4.18 MiB", "Q4_K_M", "5.0686", "4.8139", "present", "94d754f89b5c", "0", "31", ""] in rows
     assert "## stock-Q4_K_M.gguf beside Q4_K_M\n" in done.stdout
     assert "| blk.*.ssm_alpha.weight       |   3 | Q4_K        | Q8_0        |\n" in done.stdout
     assert r"- x \| y.gguf: x \| y.gguf: " in done.stdout
