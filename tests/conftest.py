@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 SHARED = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent / "shared"))
 
 if (SHARED / "corpus").is_dir():
