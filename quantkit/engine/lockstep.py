@@ -122,13 +122,13 @@ class AuditSession:
         n_ctx = self._settings.n_ctx
         tokens = self._tokens[chunk * n_ctx:(chunk + 1) * n_ctx]
         base, *tiers = self._seats
-        out = tuple(_empty_rows(tokens, chunk) for _ in tiers)
+        out = tuple(empty_rows(tokens, chunk) for _ in tiers)
         for block in self._blocks:
             base_logits = base.decode(tokens, block)
             tier_logits = [seat.decode(tokens, block) for seat in tiers]
             if block.last > block.first:
                 _fill_rows(self._scorer, out, block, base_logits, tier_logits)
-        _check_finite(out, [seat.model.path for seat in tiers])
+        check_finite(out, [seat.model.path for seat in tiers])
         return ChunkRows(chunk, out)
 
     def close(self) -> None:
@@ -169,10 +169,10 @@ class PanelSession:
                 raise InputError(_vocabulary_message(self._n_vocab, seat.model))
             for i, chunk in enumerate(self._chunks):
                 tokens = self._chunk_tokens(chunk)
-                out = (_empty_rows(tokens, chunk),)
+                out = (empty_rows(tokens, chunk),)
                 for block, logits in _decode_chunk(seat, self._blocks, tokens):
                     _fill_rows(self._scorer, out, block, self._scratch[i, self._rows_of(block)], [logits])
-                _check_finite(out, [path])
+                check_finite(out, [path])
                 yield ChunkRows(chunk, out)
         finally:
             seat.close()
@@ -206,7 +206,8 @@ def scratch_array(folder: Path, shape: tuple[int, ...]) -> Logits:
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
-def _empty_rows(tokens: Tokens, chunk: int) -> Rows:
+def empty_rows(tokens: Tokens, chunk: int) -> Rows:
+    """The rows of a chunk with its tokens, before anything is scored."""
     first, last = len(tokens) // 2, len(tokens) - 1
     rows = np.zeros(last - first, ROW_DTYPE)
     rows["chunk"], rows["article"] = chunk, -1
@@ -226,7 +227,12 @@ def _fill_rows(scorer: Scorer, out: Sequence[Rows], block: Block, base: Logits, 
         rows["top1_base"][part], rows["top1_q"][part] = scores.base.top1, tier.top1
 
 
-def _check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
+def check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
+    """Refuse rows that are not finite.
+
+    Raises:
+        EngineError: names the first one's file, chunk and position.
+    """
     for rows, path in zip(tiers, paths, strict=True):
         bad = ~(np.isfinite(rows["nll_base"]) & np.isfinite(rows["nll_q"]) & np.isfinite(rows["kld"]))
         if bad.any():
