@@ -91,7 +91,7 @@ def uint32_pair(key: str, value: int) -> RawPair:
 def with_first(pair: RawPair, n: int) -> RawPair:
     """An array of numbers cut to its first n elements; its element type stays."""
     at = 8 + len(pair.key.encode())
-    type_id, element, n_held = struct.unpack_from("<IIQ", pair.data, at)
+    type_id, element, n_held = struct.unpack("<IIQ", pair.data[at:at + 16].ljust(16, b"\0"))  # a bare number is shorter
     if type_id != _ARRAY or element not in _SIZES or n_held < n:
         raise GgufError(f"expected an array of at least {n} numbers as {pair.key}, got another value")
     head = pair.data[:at] + struct.pack("<IIQ", _ARRAY, element, n)
