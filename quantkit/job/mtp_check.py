@@ -34,10 +34,12 @@ from quantkit.measure.acceptance import count_acceptance
 from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
 from quantkit.measure.repetition import is_degenerate
 from quantkit.measure.teacher import teacher_forced
+from quantkit.spec.json_records import record_from_json, record_to_json
 from quantkit.spec.model import ModelInfo, require_consistent
-from quantkit.spec.mtp_records import Acceptance, MtpResult, SpeedResult, TeacherForced, record_from_json, record_to_json
+from quantkit.spec.mtp_records import Acceptance, MtpResult, TeacherForced
 from quantkit.spec.mtp_support import cannot_draft
 from quantkit.spec.protocol import MtpSpec, Protocol
+from quantkit.spec.speed_records import SpeedResult
 
 CHECK_VERSION = 1  # raised when the meaning of a number changes
 _SHARE_OF_FREE = 0.9

@@ -11,8 +11,10 @@ from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp
 from quantkit.job.mtp_heads import head_file_name, make_head
 from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json
-from quantkit.spec.mtp_records import MatrixCell, MtpResult, Ratio, SpeedResult, record_from_json
+from quantkit.spec.json_records import record_from_json
+from quantkit.spec.mtp_records import MtpResult
 from quantkit.spec.protocol import Protocol
+from quantkit.spec.speed_records import MatrixCell, Ratio, SpeedResult
 
 
 def run_matrix(run: RunFolder, protocol: Protocol, base: Subject, trunks: Sequence[Subject], text: bytes, progress: Progress,

@@ -23,22 +23,19 @@ from quantkit.measure.teacher import dead_reason
 from quantkit.spec.model import type_shares
 from quantkit.spec.mtp_records import (
     Acceptance,
-    DraftSpeed,
     ForkRecord,
     GeneratedText,
     HeadFacts,
     Lossless,
-    Machine,
     MtpResult,
-    PlainSpeed,
     PromptRecord,
     ReferenceHead,
     Rollback,
-    SpeedResult,
     TeacherForced,
     TensorLoss,
 )
 from quantkit.spec.protocol import MtpSpec
+from quantkit.spec.speed_records import DraftSpeed, Machine, PlainSpeed, SpeedResult
 
 SPEED_FILE = "report/speed.json"
 

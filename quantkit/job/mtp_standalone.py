@@ -15,8 +15,9 @@ from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, open_run, read_json
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.model import describe_model
-from quantkit.spec.mtp_records import MatrixCell, MtpResult
+from quantkit.spec.mtp_records import MtpResult
 from quantkit.spec.protocol import Protocol
+from quantkit.spec.speed_records import MatrixCell
 
 
 def check_file(model: Path, head: Path | None, base: Path | None, protocol: Protocol, run_path: Path, corpus: Path | None,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.core.stats import student_quantile
-from quantkit.spec.mtp_records import Ratio
+from quantkit.spec.speed_records import Ratio
 
 Times = npt.NDArray[np.float64]
 

@@ -15,7 +15,8 @@ from quantkit.job.rundir import RunFolder
 from quantkit.report.escape import csv_text, md_text, with_error
 from quantkit.report.mtp_report import md_table
 from quantkit.report.plot_style import SERIES_COLOURS, Picture, drawing, finish, short_names
-from quantkit.spec.mtp_records import MatrixCell, record_to_json
+from quantkit.spec.json_records import record_to_json
+from quantkit.spec.speed_records import MatrixCell
 
 Cell = str | int | float | None
 

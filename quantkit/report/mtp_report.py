@@ -15,7 +15,9 @@ from quantkit.core.files import pretty_json, write_atomic
 from quantkit.core.units import format_bytes
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.report.escape import md_text, with_error
-from quantkit.spec.mtp_records import DraftSpeed, ForkRecord, MtpResult, Ratio, SpeedResult, record_from_json, record_to_json
+from quantkit.spec.json_records import record_from_json, record_to_json
+from quantkit.spec.mtp_records import ForkRecord, MtpResult
+from quantkit.spec.speed_records import DraftSpeed, Ratio, SpeedResult
 
 _Record = TypeVar("_Record", MtpResult, SpeedResult)
 

@@ -14,7 +14,9 @@ from quantkit.job.evaluation import Subject, read_subject
 from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp, mtp_path, require_passed
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import RunFolder
-from quantkit.spec.mtp_records import MtpResult, SpeedResult, record_from_json
+from quantkit.spec.json_records import record_from_json
+from quantkit.spec.mtp_records import MtpResult
+from quantkit.spec.speed_records import SpeedResult
 from tests.job import mtp_fakes
 from tests.job.mtp_fakes import TEXT, World, protocol
 from tests.mtp_factory import headed_model

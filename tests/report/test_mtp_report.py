@@ -12,22 +12,9 @@ from quantkit.job.mtp_check import mtp_path
 from quantkit.job.rundir import RunFolder, write_json
 from quantkit.report.mtp_matrix import COLUMNS, matrix_csv, matrix_md, write_matrix
 from quantkit.report.mtp_report import acceptance_md, describe_speed, read_results, speed_md, write_mtp_report
-from quantkit.spec.mtp_records import (
-    Acceptance,
-    DraftSpeed,
-    ForkRecord,
-    HeadFacts,
-    Machine,
-    MatrixCell,
-    MtpResult,
-    PlainSpeed,
-    Ratio,
-    ReferenceHead,
-    Rollback,
-    SpeedResult,
-    TeacherForced,
-    record_to_json,
-)
+from quantkit.spec.json_records import record_to_json
+from quantkit.spec.mtp_records import Acceptance, ForkRecord, HeadFacts, MtpResult, ReferenceHead, Rollback, TeacherForced
+from quantkit.spec.speed_records import DraftSpeed, Machine, MatrixCell, PlainSpeed, Ratio, SpeedResult
 
 TEACHER = TeacherForced(value=0.6156, se=0.0081, lo=0.59, hi=0.64, se_iid=0.005, se_chunk=0.008, n=8176, n_chunk=16, n_article=9,
                         chance=0.11, reason=None)
@@ -106,7 +93,8 @@ def test_speed_rows_hold_plain_and_drafted() -> None:
     (speed(drafts(1, 0.8, 0.7, 0.9), drafts(3, 0.5, 0.4, 0.6), best=0),
      "on this machine the head costs 25% more time at its best draft length, 1: leave it off"),
     (speed(drafts(2, 1.2, 1.1, 1.3), best=2),
-     "n_draft 2: a verify step takes as long as 1.50 plain tokens and yields 1.90; it breaks even at an acceptance of 25% (here 45%)"),
+     "n_draft 2: a verify step takes as long as 1.50 plain tokens and yields 1.90; it breaks even at an acceptance of 25% "
+     "(here 45%)"),
     (speed(drafts(1, 0.5, 0.4, 0.6, cost=2.3, even=1.3), best=0), "no acceptance pays for it (here 45%)"),
     (speed(drafts(1, 0.5, 0.4, 0.6), best=0), "the trunk alone against itself: 1.002 (0.990 to 1.014)"),
     (dataclasses.replace(speed(best=None), drafts=(dataclasses.replace(
@@ -133,8 +121,9 @@ def test_report_is_written_from_what_stands_and_skips_what_is_no_record(tmp_path
 
 
 CELL = MatrixCell(tier="Q4_K_M", head_type="Q8_0", trunk_bytes=4 << 20, head_block_bytes=1 << 20, head_file_bytes=3 << 20,
-                  n_draft=3, n_drafted=480, n_accepted=92, acceptance_rate=92 / 480, mean_accepted_len=1.575, teacher_forced_acceptance=0.6156,
-                  teacher_forced_acceptance_se=0.0081, teacher_forced_acceptance_lo=0.59, teacher_forced_acceptance_hi=0.64,
+                  n_draft=3, n_drafted=480, n_accepted=92, acceptance_rate=92 / 480, mean_accepted_len=1.575,
+                  teacher_forced_acceptance=0.6156, teacher_forced_acceptance_se=0.0081,
+                  teacher_forced_acceptance_lo=0.59, teacher_forced_acceptance_hi=0.64,
                   speedup_n_draft=1, speedup=Ratio(value=1.2, lo=1.1, hi=1.3, n_prompt=4), best_n_draft=1, problems=())
 FAILED = dataclasses.replace(CELL, head_type="Q4_K", n_drafted=None, n_accepted=None, acceptance_rate=None, mean_accepted_len=None,
                              teacher_forced_acceptance=None, teacher_forced_acceptance_se=None, teacher_forced_acceptance_lo=None,

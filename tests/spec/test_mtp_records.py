@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from quantkit.spec.mtp_records import (
-    Acceptance,
-    ForkRecord,
-    PositionAcceptance,
-    Ratio,
-    Rollback,
-    TeacherForced,
-    record_from_json,
-    record_to_json,
-)
+from quantkit.spec.json_records import record_from_json, record_to_json
+from quantkit.spec.mtp_records import Acceptance, ForkRecord, PositionAcceptance, Rollback, TeacherForced
 from quantkit.spec.records import Estimate
+from quantkit.spec.speed_records import Ratio
 
 POSITION = PositionAcceptance(position=1, n_offered=4, n_reached=4, n_accepted=3, conditional=0.75, per_step=0.75)
 ACCEPTANCE = Acceptance(n_draft=1, n_text=2, n_step=4, n_drafted=4, n_accepted=3, acceptance_rate=0.75, acceptance_rate_se=None,
