@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from quantkit.cli.bars import stderr_progress
-from quantkit.cli.options import PATH, base_option, protocol_options
+from quantkit.cli.options import PATH, base_option, protocol_options, read_offload
+from quantkit.core.units import parse_bytes
+from quantkit.job.mtp_check import MtpOptions
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _FORCE = click.option("--force", is_flag=True, help="Replace existing outputs.")
 _RUN = click.option("-o", "--output", required=True, type=PATH, help="The run directory; one of this protocol grows.")
 _CORPUS = click.option("--corpus", type=PATH, help="The text of the protocol's mtp.corpus, if it is not found by itself.")
+
+
+def _engine_options(command: _F) -> _F:
+    """Where the work runs; the check names the devices in its id."""
+    for option in (
+        click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free]."),
+        click.option("--n-gpu-layers", type=int, default=0, show_default=True, help="Layers to offload; recorded with the result."),
+        click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split."),
+        click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices."),
+    ):
+        command = option(command)
+    return command
+
+
+def _read_options(*, memory: str | None, n_gpu_layers: int, main_gpu: int, tensor_split: str) -> MtpOptions:
+    return MtpOptions(offload=read_offload(n_gpu_layers, main_gpu, tensor_split),
+                      memory_bytes=parse_bytes(memory) if memory else None)
 
 
 @click.group()
@@ -66,8 +89,9 @@ def graft(trunk: Path, head: Path, output: Path, force: bool) -> None:
 @protocol_options
 @_RUN
 @_CORPUS
+@_engine_options
 def check(model: Path, head: Path | None, base: Path | None, protocol: str, settings: tuple[str, ...], output: Path,
-          corpus: Path | None) -> None:
+          corpus: Path | None, **engine: Any) -> None:
     """Check a head: alive, lossless, how much is accepted, how fast; exit 1 if it is dead or the text is not the trunk's."""
     from quantkit.job.mtp_check import require_passed
     from quantkit.job.mtp_standalone import check_file
@@ -77,7 +101,7 @@ def check(model: Path, head: Path | None, base: Path | None, protocol: str, sett
 
     loaded = load_protocol(protocol, settings)
     with stderr_progress() as progress:
-        result = check_file(model, head, base, loaded, output, corpus, progress)
+        result = check_file(model, head, base, loaded, output, corpus, progress, _read_options(**engine))
     for text in write_mtp_report(RunFolder(path=output)):
         click.echo(text)
     require_passed(result)
@@ -89,8 +113,9 @@ def check(model: Path, head: Path | None, base: Path | None, protocol: str, sett
 @protocol_options
 @_RUN
 @_CORPUS
-def matrix(trunks: tuple[Path, ...], base: Path, protocol: str, settings: tuple[str, ...], output: Path,
-           corpus: Path | None) -> None:
+@_engine_options
+def matrix(trunks: tuple[Path, ...], base: Path, protocol: str, settings: tuple[str, ...], output: Path, corpus: Path | None,
+           **engine: Any) -> None:
     """Check every trunk (or the run's tiers) with the base's head at each type of the protocol: one table, one plot."""
     from quantkit.job.mtp_standalone import matrix_files
     from quantkit.job.rundir import RunFolder
@@ -99,7 +124,7 @@ def matrix(trunks: tuple[Path, ...], base: Path, protocol: str, settings: tuple[
 
     loaded = load_protocol(protocol, settings)
     with stderr_progress() as progress:
-        cells = matrix_files(base, trunks, loaded, output, corpus, progress)
+        cells = matrix_files(base, trunks, loaded, output, corpus, progress, _read_options(**engine))
     click.echo(write_matrix(RunFolder(path=output), cells))
 
 

@@ -196,9 +196,10 @@ class TeacherSession:
         try:
             self._context = Context(self._models.get(trunk, load_mtp=trunk in heads), settings, n_outputs_max=n_batch)
             self._closing.append(self._context)
-            self._heads = [MtpHead(self._models.get(path, load_mtp=True), self._context, settings, n_outputs_max=n_batch)
-                           for path in heads]
-            self._closing += self._heads
+            self._heads: list[MtpHead] = []
+            for path in heads:
+                self._heads.append(MtpHead(self._models.get(path, load_mtp=True), self._context, settings, n_outputs_max=n_batch))
+                self._closing.append(self._heads[-1])
         except EngineError:
             self.close()
             raise

@@ -21,7 +21,7 @@ from quantkit.spec.speed_records import MatrixCell
 
 
 def check_file(model: Path, head: Path | None, base: Path | None, protocol: Protocol, run_path: Path, corpus: Path | None,
-               progress: Progress) -> MtpResult:
+               progress: Progress, options: MtpOptions = MtpOptions()) -> MtpResult:  # noqa: B008 - frozen
     """Check one file in a run directory of its own, or in one that is there.
 
     A file that is a tier of the run is checked under the tier's name, any other under its own.
@@ -35,7 +35,7 @@ def check_file(model: Path, head: Path | None, base: Path | None, protocol: Prot
     with open_run(run_path, protocol) as run:
         trunk = named_as_tier(run, model)
         candidate = Candidate.of(trunk, read_subject(head, "head") if head else None, read_subject(base, "base") if base else None)
-        return check_mtp(run, protocol, candidate, text, progress)
+        return check_mtp(run, protocol, candidate, text, progress, options)
 
 
 def named_as_tier(run: RunFolder, path: Path) -> Subject:
@@ -48,7 +48,7 @@ def named_as_tier(run: RunFolder, path: Path) -> Subject:
 
 
 def matrix_files(base: Path, trunks: Sequence[Path], protocol: Protocol, run_path: Path, corpus: Path | None,
-                 progress: Progress) -> list[MatrixCell]:
+                 progress: Progress, options: MtpOptions = MtpOptions()) -> list[MatrixCell]:  # noqa: B008 - frozen
     """The matrix in a run directory: of the given trunks, or else of the run's tiers whose files are still there.
 
     Raises:
@@ -58,7 +58,7 @@ def matrix_files(base: Path, trunks: Sequence[Path], protocol: Protocol, run_pat
         describe_model(read_header(path))  # before any hashing
     text = read_corpus(protocol.corpus(protocol.mtp.corpus), corpus)
     with open_run(run_path, protocol) as run:
-        return run_matrix(run, protocol, read_subject(base, "base"), find_trunks(run, trunks), text, progress, MtpOptions())
+        return run_matrix(run, protocol, read_subject(base, "base"), find_trunks(run, trunks), text, progress, options)
 
 
 def find_trunks(run: RunFolder, files: Sequence[Path]) -> list[Subject]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from quantkit.core.files import pretty_json, write_atomic
 from quantkit.core.units import format_bytes
+from quantkit.job.manifest import refresh_files
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.report.escape import md_text, with_error
 from quantkit.spec.json_records import record_from_json, record_to_json
@@ -38,12 +39,14 @@ def read_speeds(run: RunFolder) -> list[SpeedResult]:
 
 
 def write_mtp_report(run: RunFolder) -> tuple[str, str]:
-    """Write report/mtp.md, report/speed.md and report/speed.json; returns the texts of the first two."""
+    """Write report/mtp.md, report/speed.md and report/speed.json, and list them; returns the texts of the first two."""
     results, speeds = read_results(run), read_speeds(run)
     acceptance, speed = acceptance_md(results), speed_md(speeds)
     write_atomic(run.report / "mtp.md", acceptance.encode())
     write_atomic(run.report / "speed.md", speed.encode())
     write_atomic(run.report / "speed.json", pretty_json([record_to_json(record) for record in speeds]))
+    if run.manifest.exists():
+        refresh_files(run)
     return acceptance, speed
 
 
