@@ -127,7 +127,7 @@ class AuditSession:
             base_logits = base.decode(tokens, block)
             tier_logits = [seat.decode(tokens, block) for seat in tiers]
             if block.last > block.first:
-                _fill_rows(self._scorer, out, block, base_logits, tier_logits)
+                fill_rows(self._scorer, out, block, base_logits, tier_logits)
         check_finite(out, [seat.model.path for seat in tiers])
         return ChunkRows(chunk, out)
 
@@ -171,7 +171,7 @@ class PanelSession:
                 tokens = self._chunk_tokens(chunk)
                 out = (empty_rows(tokens, chunk),)
                 for block, logits in _decode_chunk(seat, self._blocks, tokens):
-                    _fill_rows(self._scorer, out, block, self._scratch[i, self._rows_of(block)], [logits])
+                    fill_rows(self._scorer, out, block, self._scratch[i, self._rows_of(block)], [logits])
                 check_finite(out, [path])
                 yield ChunkRows(chunk, out)
         finally:
@@ -207,6 +207,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...]) -> Logits:
 
 
 def empty_rows(tokens: Tokens, chunk: int) -> Rows:
+    """The rows of one chunk before they are scored; `tokens` are the chunk's."""
     """The rows of a chunk with its tokens, before anything is scored."""
     first, last = len(tokens) // 2, len(tokens) - 1
     rows = np.zeros(last - first, ROW_DTYPE)
@@ -216,7 +217,7 @@ def empty_rows(tokens: Tokens, chunk: int) -> Rows:
     return rows
 
 
-def _fill_rows(scorer: Scorer, out: Sequence[Rows], block: Block, base: Logits, tiers: Sequence[Logits]) -> None:
+def fill_rows(scorer: Scorer, out: Sequence[Rows], block: Block, base: Logits, tiers: Sequence[Logits]) -> None:
     """Write the scores of a block's rows into their places; `out` holds the rows of one chunk for each tier."""
     first = int(out[0]["pos"][0])
     part = slice(block.first - first, block.last - first)
@@ -228,6 +229,7 @@ def _fill_rows(scorer: Scorer, out: Sequence[Rows], block: Block, base: Logits, 
 
 
 def check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
+    """Raises EngineError at the first row that is not finite; names the file, the chunk and the position."""
     """Refuse rows that are not finite.
 
     Raises:

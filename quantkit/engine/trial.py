@@ -5,7 +5,7 @@ A model is a first file (metadata and whatever no trial changes) and one file fo
 reads that tensor anew and maps the rest. Logits are bit-equal to those of one file with the same tensors.
 
 Base is decoded once: its scored logits stay in an unlinked scratch file, and every batch of trials is scored against them in
-lockstep. What leaves the worker is one mean a chunk.
+lockstep.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from quantkit.core.errors import EngineError
-from quantkit.engine.lockstep import Seat, blocks_of, check_vocabulary, scratch_array
-from quantkit.engine.model import Tokens
+from quantkit.engine.lockstep import (
+    Block,
+    Rows,
+    Seat,
+    blocks_of,
+    check_finite,
+    check_vocabulary,
+    empty_rows,
+    fill_rows,
+    scratch_array,
+)
+from quantkit.engine.model import Logits, Tokens
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
 from quantkit.measure.scoring import Scorer
@@ -32,16 +40,11 @@ class Trial(NamedTuple):
     files: tuple[Path, ...]
 
 
-class TrialScore(NamedTuple):
-    """Means over the scored tokens of each chunk, all chunks equally long: (n_chunk,) float64.
-
-    kld in nats; flips the share of tokens with another top token; nll_difference is nll_q − nll_base in nats.
-    """
+class TrialRows(NamedTuple):
+    """The rows of a trial over all chunks, in the chunks' order (`article` is left at -1)."""
 
     key: str
-    kld: npt.NDArray[np.float64]
-    flips: npt.NDArray[np.float64]
-    nll_difference: npt.NDArray[np.float64]
+    rows: Rows
 
 
 class TrialSession:
@@ -58,41 +61,38 @@ class TrialSession:
         self._settings, self._offload, self._tokens, self._chunks = settings, offload, tokens, chunks
         self._blocks = blocks_of(settings.n_ctx, min(settings.n_batch, settings.n_ctx))
         self._n_outputs_max = max(1, max(block.last - block.first for block in self._blocks))
-        self._first, self._n_scored = settings.n_ctx // 2, settings.n_ctx - 1 - settings.n_ctx // 2
         self._scorer = Scorer()
         self._base = self._seat((base,))
-        self._scratch = scratch_array(folder, (len(chunks), self._n_scored, self._base.model.n_vocab))
-        for i in range(len(chunks)):
-            for rows, logits in self._decode(i, [self._base]):
-                self._scratch[i, rows] = logits[0]
+        n_scored = settings.n_ctx - 1 - settings.n_ctx // 2
+        self._scratch = scratch_array(folder, (len(chunks), n_scored, self._base.model.n_vocab))
+        for i, chunk in enumerate(chunks):
+            for block, logits in self._decode(chunk, [self._base]):
+                self._scratch[i, self._place(block)] = logits[0]
 
-    def measure(self, trials: Sequence[Trial]) -> Iterator[TrialScore]:
-        """The scores of some trials, loaded together and scored in lockstep.
+    def measure(self, trials: Sequence[Trial]) -> Iterator[TrialRows]:
+        """The rows of some trials, loaded together and scored in lockstep.
 
         Raises:
-            EngineError: the library refused a composition, or a row is not finite; names the trial and the chunk.
+            EngineError: the library refused a composition, or a row is not finite; names the trial, the chunk and the position.
         """
         seats: list[Seat] = []
         try:
             for trial in trials:
                 seats.append(self._seat(trial.files))
                 check_vocabulary(self._base.model, seats[-1].model)
-            sums = np.zeros((len(trials), 3, len(self._chunks)))
+            out: list[list[Rows]] = [[] for _ in trials]
             for i, chunk in enumerate(self._chunks):
-                targets = self._targets(chunk)
-                for rows, logits in self._decode(i, seats):
-                    scores = self._scorer.score(self._scratch[i, rows], targets[rows], logits)
-                    for sum_, tier in zip(sums, scores.tiers, strict=True):
-                        sum_[:, i] += (tier.kld.sum(), np.count_nonzero(tier.top1 != scores.base.top1),
-                                       (tier.nll - scores.base.nll).sum())
-                for trial, sum_ in zip(trials, sums, strict=True):
-                    if not np.isfinite(sum_[:, i]).all():
-                        raise EngineError(f"expected finite logits, got others: trial {trial.key}, chunk {chunk}")
+                rows = [empty_rows(self._tokens_of(chunk), chunk) for _ in trials]
+                for block, logits in self._decode(chunk, seats):
+                    fill_rows(self._scorer, rows, block, self._scratch[i, self._place(block)], logits)
+                check_finite(rows, [Path(trial.key) for trial in trials])
+                for own, new in zip(out, rows, strict=True):
+                    own.append(new)
         finally:
             for seat in seats:
                 seat.close()
-        for trial, sum_ in zip(trials, sums / self._n_scored, strict=True):
-            yield TrialScore(trial.key, *sum_)
+        for trial, own in zip(trials, out, strict=True):
+            yield TrialRows(trial.key, np.concatenate(own))
 
     def close(self) -> None:
         """Free base and give the scratch space back."""
@@ -102,17 +102,19 @@ class TrialSession:
     def _seat(self, files: Sequence[Path]) -> Seat:
         return Seat(files[0], self._settings, self._offload, self._n_outputs_max, files if len(files) > 1 else ())
 
-    def _targets(self, chunk: int) -> Tokens:
-        start = chunk * self._settings.n_ctx
-        return self._tokens[start + self._first + 1:start + self._settings.n_ctx]
+    def _tokens_of(self, chunk: int) -> Tokens:
+        return self._tokens[chunk * self._settings.n_ctx:(chunk + 1) * self._settings.n_ctx]
 
-    def _decode(self, i: int, seats: Sequence[Seat]) -> Iterator[tuple[slice, list[npt.NDArray[np.float32]]]]:
-        start = self._chunks[i] * self._settings.n_ctx
-        tokens = self._tokens[start:start + self._settings.n_ctx]
+    def _place(self, block: Block) -> slice:
+        first = self._settings.n_ctx // 2
+        return slice(block.first - first, block.last - first)
+
+    def _decode(self, chunk: int, seats: Sequence[Seat]) -> Iterator[tuple[Block, list[Logits]]]:
+        tokens = self._tokens_of(chunk)
         for block in self._blocks:
             logits = [seat.decode(tokens, block) for seat in seats]
             if block.last > block.first:
-                yield slice(block.first - self._first, block.last - self._first), logits
+                yield block, logits
 
 
 # Commands.
@@ -124,7 +126,7 @@ def open_trials(state: WorkerState, *, base: Path, settings: ContextSettings, of
     state.open(lambda: TrialSession(base, settings, offload, tokens, chunks, folder))
 
 
-def measure_trials(state: WorkerState, *, trials: tuple[Trial, ...]) -> Iterator[TrialScore]:
+def measure_trials(state: WorkerState, *, trials: tuple[Trial, ...]) -> Iterator[TrialRows]:
     """Command: one item for each trial."""
     assert isinstance(state.session, TrialSession)
     return state.session.measure(trials)
