@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import TierSummary
+from quantkit.spec.refpack_records import PackReference
 
 _CHUNKS_A_TASK = 4
 
@@ -45,7 +46,7 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
     failed: dict[str, QuantkitError] = {}
     waiting = []
     for tier in tiers:
-        if read_summary(run, evaluation, base.sha256, tier.name, tier.sha256) is not None:
+        if read_summary(run, evaluation, base.sha256, tier.name, tier.sha256, packs=False) is not None:
             progress.note(f"audit {tier.name}: measured already")
             continue
         try:
@@ -58,11 +59,17 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
     return failed
 
 
-def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: str, q_sha256: str) -> TierSummary | None:
-    """A tier's summary where it stands and its rows are those that it was made of; None where it must be (re)made."""
+def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: str, q_sha256: str, *,
+                 packs: bool = True) -> TierSummary | None:
+    """A tier's summary where it stands and its rows are those that it was made of; None where it must be (re)made.
+
+    Args:
+        packs: whether a tier that was measured against a reference pack counts as measured.
+    """
     held = read_json(run.summary(tier))
     try:
-        if (held["audit_id"] != evaluation.audit_id(base_sha256, q_sha256)
+        ref = held["ref"]["sha256"] if packs and "ref" in held else None
+        if (held["audit_id"] != evaluation.audit_id(base_sha256, q_sha256, ref)
                 or held["rows_sha256"] != sha256_file(run.rows(tier))):
             return None
         return TierSummary.from_json(held["summary"])
@@ -157,26 +164,32 @@ class _Audit:
         return {"settings": evaluation.settings, "offload": evaluation.offload, "tokens": evaluation.tokens}
 
     def _write_results(self, tier: Subject, file: PartFile) -> None:
-        evaluation = self._evaluation
-        rows = merge_rows(file.chunks, evaluation.chunks, evaluation.articles)
-        audit_id = evaluation.audit_id(self._base.sha256, tier.sha256)
-        metadata = {"audit_id": audit_id, "eval_id": evaluation.eval_id, "base_sha256": self._base.sha256,
-                    "q_sha256": tier.sha256, "token_ids_sha256": evaluation.token_ids_sha256}
-        write_parquet(self._run.rows(tier.name), rows, metadata)
-        self.summarize_rows(tier, audit_id)
+        write_tier(self._run, self._evaluation, self._base.sha256, tier, file.chunks)
+        self._run.shortfall(tier.name).unlink(missing_ok=True)  # of a pack that it was measured against before
         self._part_path(tier).unlink()
 
-    def summarize_rows(self, tier: Subject, audit_id: str) -> None:
-        """Read the rows back from their file and write what is computed from them."""
-        evaluation = self._evaluation
-        rows, _ = read_parquet(self._run.rows(tier.name))
-        write_json(self._run.summary(tier.name), {
-            "audit_id": audit_id, "rows_sha256": sha256_file(self._run.rows(tier.name)),
-            "tier": tier.name, "file": tier.path.name, "size_bytes": tier.model.header.file_bytes, "sha256": tier.sha256,
-            "base_sha256": self._base.sha256, "token_ids_sha256": evaluation.token_ids_sha256,
-            "eval_id": evaluation.eval_id, "corpus": dataclasses.asdict(evaluation.corpus), "add_bos": evaluation.add_bos,
-            "n_ctx": evaluation.settings.n_ctx, "n_chunk_total": evaluation.n_chunk_total,
-            "chunks": np.unique(rows["chunk"]).tolist(), "build": dataclasses.asdict(evaluation.build),
-            "offload": dataclasses.asdict(evaluation.offload), "summary": summarize(rows).to_json(),
-            "base_summary": summarize(base_rows(rows)).to_json(),
-        })
+
+def write_tier(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: Subject, chunks: Mapping[int, Rows],
+               ref: PackReference | None = None) -> None:
+    """Write a tier's rows, read them back from their file and write what is computed from them.
+
+    Args:
+        chunks: the rows of every chunk of the evaluation.
+        ref: the reference pack, where that stood in base's place.
+    """
+    rows = merge_rows(chunks, evaluation.chunks, evaluation.articles)
+    audit_id = evaluation.audit_id(base_sha256, tier.sha256, ref.sha256 if ref else None)
+    metadata = {"audit_id": audit_id, "eval_id": evaluation.eval_id, "base_sha256": base_sha256, "q_sha256": tier.sha256,
+                "token_ids_sha256": evaluation.token_ids_sha256, **({"ref_sha256": ref.sha256} if ref else {})}
+    write_parquet(run.rows(tier.name), rows, metadata)
+    rows, _ = read_parquet(run.rows(tier.name))
+    write_json(run.summary(tier.name), {
+        "audit_id": audit_id, "rows_sha256": sha256_file(run.rows(tier.name)),
+        "tier": tier.name, "file": tier.path.name, "size_bytes": tier.model.header.file_bytes, "sha256": tier.sha256,
+        "base_sha256": base_sha256, "token_ids_sha256": evaluation.token_ids_sha256,
+        "eval_id": evaluation.eval_id, "corpus": dataclasses.asdict(evaluation.corpus), "add_bos": evaluation.add_bos,
+        "n_ctx": evaluation.settings.n_ctx, "n_chunk_total": evaluation.n_chunk_total,
+        "chunks": np.unique(rows["chunk"]).tolist(), "build": dataclasses.asdict(evaluation.build),
+        "offload": dataclasses.asdict(evaluation.offload), "summary": summarize(rows).to_json(),
+        "base_summary": summarize(base_rows(rows)).to_json(), **({"ref": ref.to_json()} if ref else {}),
+    })

@@ -56,11 +56,12 @@ class Evaluation:
     articles: npt.NDArray[np.int32]
     build: BuildFacts
 
-    def audit_id(self, base_sha256: str, q_sha256: str) -> str:
-        """Of everything that the rows of one tier depend on."""
+    def audit_id(self, base_sha256: str, q_sha256: str, ref_sha256: str | None = None) -> str:
+        """Of everything that the rows of one tier depend on; `ref_sha256` is the reference pack's, where there was one."""
         return sha256_json({
             "rows": ROWS_VERSION, "eval_id": self.eval_id, "base": base_sha256, "q": q_sha256, "tokens": self.token_ids_sha256,
             "build": dataclasses.asdict(self.build), "offload": dataclasses.asdict(self.offload),
+            **({"ref": ref_sha256} if ref_sha256 else {}),
         })
 
 
@@ -69,6 +70,26 @@ def context_settings(spec: ContextSpec) -> ContextSettings:
     return ContextSettings(n_ctx=spec.n_ctx, n_batch=spec.n_batch, n_ubatch=spec.n_ubatch, type_k=spec.type_k,
                            type_v=spec.type_v, flash_attn=spec.flash_attn == "on", use_extra_bufts=spec.use_extra_bufts,
                            n_threads=spec.n_threads or n_cores())
+
+
+def choose_offload(protocol: Protocol, asked: Offload) -> Offload:
+    """What the protocol fixes, or else what was asked for."""
+    fixed = protocol.eval.offload
+    if not fixed.fixed:
+        return asked
+    return Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
+
+
+def only_corpus(protocol: Protocol) -> Corpus:
+    """The text that is evaluated.
+
+    Raises:
+        InputError: the protocol has several.
+    """
+    if len(protocol.eval.corpora) != 1:
+        raise InputError(f"expected one evaluation corpus in protocol {protocol.name}, found {len(protocol.eval.corpora)}: "
+                         "audit one at a time with --set eval.corpora")
+    return protocol.corpus(protocol.eval.corpora[0])
 
 
 def n_cores() -> int:
@@ -115,15 +136,15 @@ def read_subject(path: Path, name: str) -> Subject:
     return Subject(name=name, model=model, sha256=whole)
 
 
-def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject, tier: Subject) -> None:
+def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject | None, tier: Subject) -> None:
     """Tokenize the text with a tier's own vocabulary and compare: rows of different tokens are never paired.
 
-    A tier whose tokenizer is the base's, byte for byte, needs no comparison.
+    A tier whose tokenizer is the base's, byte for byte, needs no comparison; without the base's file (None) each is compared.
 
     Raises:
         InputError: the tier's tokens differ; says where.
     """
-    if _tokenizer(tier) == _tokenizer(base):
+    if base is not None and _tokenizer(tier) == _tokenizer(base):
         return
     seen: Tokenized = pool.call(f"tokenize {tier.name}", tokenize, path=tier.path, text=evaluation.text)
     if np.array_equal(seen.ids, evaluation.tokens):

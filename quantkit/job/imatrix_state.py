@@ -83,22 +83,25 @@ def load_state(path: Path) -> CollectState | None:
 
 
 @contextlib.contextmanager
-def state_beside(target: Path) -> Iterator[Path]:
-    """A locked folder for the state of a collection into `target`; it stays only if the block fails and a state is in it.
+def state_beside(target: Path, suffix: str = _SUFFIX) -> Iterator[Path]:
+    """A locked folder for the state of work on `target`; it stays only if the block fails and a state is in it.
+
+    Args:
+        suffix: what the names of state files end with.
 
     Raises:
-        RunLocked: another process collects into the same target.
+        RunLocked: another process works on the same target.
     """
     folder = target.with_name(f".{os.fsencode(target.name)[:_STEM_BYTES].decode(errors='ignore')}.quantkit-state")
     try:
         lock = FolderLock(folder).__enter__()
     except RunLocked as error:
-        raise RunLocked(f"another process collects into {target}: wait for it to end, or choose another output path") from error
+        raise RunLocked(f"another process works on {target}: wait for it to end, or choose another output path") from error
     try:
         remove_leftovers(folder)
         yield folder
         shutil.rmtree(folder)
     finally:
-        if folder.exists() and not any(folder.rglob(f"*{_SUFFIX}")):
+        if folder.exists() and not any(folder.rglob(f"*{suffix}")):
             shutil.rmtree(folder)
         lock.__exit__(None, None, None)

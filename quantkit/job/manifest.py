@@ -8,6 +8,7 @@ manifest: it makes a changed byte show, and proves nothing about who wrote it; a
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from quantkit.job.evaluation import ROWS_VERSION, Evaluation, Subject
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.spec.model import type_shares
 from quantkit.spec.protocol import Protocol
+from quantkit.spec.refpack_records import PackBase
 
 SCHEMA = 1
 _LIBRARIES = ("gguf", "llama-cpp-python", "matplotlib", "numpy", "pandas", "pyarrow", "scipy")
@@ -31,8 +33,11 @@ _NOT_EVIDENCE = {"quants", "report"}  # tiers' files are in `tiers` by hash, dro
 _COMPUTED = {"pairs.json", "slices.json"}
 
 
-def claim_run(run: RunFolder, protocol: Protocol, base: Subject) -> None:
+def claim_run(run: RunFolder, protocol: Protocol, base: Subject | PackBase) -> None:
     """Write the inputs down before any work, or check that the run is of the same base.
+
+    Args:
+        base: its file, or what a reference pack says of it.
 
     Raises:
         InputError: the run directory belongs to another base.
@@ -41,14 +46,15 @@ def claim_run(run: RunFolder, protocol: Protocol, base: Subject) -> None:
     if isinstance(held, dict) and "base" in held:
         expected = held["base"].get("sha256")
         if expected != base.sha256:
+            found = base.path if isinstance(base, Subject) else f"the reference pack's {base.file}"
             raise InputError(f"{run.path} holds a run of another base: expected sha256 {expected}, found {base.sha256} for "
-                             f"{base.path}: choose another run directory")
+                             f"{found}: choose another run directory")
         return
-    _write(run, {"schema": SCHEMA, "protocol": _protocol_facts(protocol), "base": _base_facts(base)})
+    _write(run, {"schema": SCHEMA, "protocol": _protocol_facts(protocol), "base": base_facts(base)})
 
 
-def write_manifest(run: RunFolder, protocol: Protocol, base: Subject, evaluation: Evaluation, tiers: Mapping[str, Any],
-                   imatrix: Mapping[str, Any] | None) -> str:
+def write_manifest(run: RunFolder, protocol: Protocol, base: Subject | PackBase, evaluation: Evaluation,
+                   tiers: Mapping[str, Any], imatrix: Mapping[str, Any] | None) -> str:
     """Write the manifest of what is there; returns the result id.
 
     Args:
@@ -57,7 +63,7 @@ def write_manifest(run: RunFolder, protocol: Protocol, base: Subject, evaluation
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA, "quantkit": __version__, "rows_version": ROWS_VERSION, "protocol": _protocol_facts(protocol),
-        "base": _base_facts(base), "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},
+        "base": base_facts(base), "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},
         "token_ids_sha256": evaluation.token_ids_sha256, "imatrix": imatrix, "build": _build_facts(evaluation),
         "libraries": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}},
         "tiers": {name: {**record, **_hashes(run, name)} for name, record in sorted(tiers.items())},
@@ -134,7 +140,10 @@ def _protocol_facts(protocol: Protocol) -> dict[str, Any]:
             "imatrix_id": protocol.imatrix_id, "mtp_id": protocol.mtp_id, "derived": list(protocol.derived)}
 
 
-def _base_facts(base: Subject) -> dict[str, Any]:
+def base_facts(base: Subject | PackBase) -> dict[str, Any]:
+    """What a manifest says of the base: name, hash, size, type and bits a weight."""
+    if isinstance(base, PackBase):
+        return dataclasses.asdict(base)
     header = base.model.header
     largest = max(type_shares(header.tensors), key=lambda share: share.n_params)
     return {"file": base.path.name, "sha256": base.sha256, "size_bytes": header.file_bytes, "type": largest.type,

@@ -90,6 +90,11 @@ def plan_layout(base: ModelInfo, tiers: Sequence[ModelInfo], settings: ContextSe
                        n_workers=n_workers)
 
 
+def bound_of_one(model: ModelInfo, settings: ContextSettings, *, n_workers: int) -> int:
+    """The bound on memory where each worker has one model alone; see the module for its terms."""
+    return _mapped(model) + n_workers * _private(model, settings, min(settings.n_batch, settings.n_ctx - 1 - settings.n_ctx // 2))
+
+
 def _mapped(model: ModelInfo) -> int:
     return model.header.file_bytes
 

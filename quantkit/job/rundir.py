@@ -67,6 +67,10 @@ class RunFolder:
     def summary(self, tier: str) -> Path:
         return self.path / "audit" / tier / "summary.json"
 
+    def shortfall(self, tier: str) -> Path:
+        """By how much a reference pack's KLD falls short, row by row; only of a tier that was measured against one."""
+        return self.path / "audit" / tier / "shortfall.json"
+
     def record(self, step: str, tier: str) -> Path:
         """What a finished step left for the next start to check: hashes of what went in and came out."""
         return self.parts / step / f"{tier}.json"

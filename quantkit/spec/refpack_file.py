@@ -167,6 +167,15 @@ class Refpack:
             raise _damaged(self.path, f"the rows of chunk {chunk} do not have their hash")
         return ChunkBytes(*parts)
 
+    def check_rows(self) -> None:
+        """Read every chunk's encoded rows and hold them against their hashes.
+
+        Raises:
+            InputError: some are damaged; names the first chunk.
+        """
+        for chunk in self._index:
+            self.chunk_bytes(chunk)
+
     def _read_content(self) -> PackContent:
         rows = None
         for name in _COLUMNS:
