@@ -15,12 +15,19 @@ from quantkit.cli.options import PATH
 @click.option("--revision", metavar="REV", help="A commit, branch or tag [default: the head of the default branch].")
 @click.option("--force", is_flag=True, help="Replace files in the way.")
 def fetch(repo: str, output: Path, revision: str | None, force: bool) -> None:
-    """Download the bundle that was published in the repository ID: every file of its manifest, by size and sha256, nothing else."""
+    """Download the bundle that was published in the repository ID, and verify it.
+
+    Every file of its manifest is fetched and held against size and sha256, nothing else is; then numbers and tables are
+    recomputed as `quantkit verify` does it. Exit 1 where something is not what it should be.
+    """
     from quantkit.cli.bars import stderr_progress
     from quantkit.core.units import format_bytes
     from quantkit.job.hub.fetch import fetch as download
+    from quantkit.job.verify import verify_bundle
+    from quantkit.report.run_report import render_report
 
     with stderr_progress() as progress:
         done = download(repo, output, progress, revision=revision, force=force)
-    click.echo(f"{output}: result {done.result_id}, {done.n_files} files, {format_bytes(done.size_bytes)}, commit {done.commit}")
-    click.echo(f"every file has the size and sha256 of its manifest; `quantkit verify {output}` recomputes the numbers", err=True)
+    verify_bundle(output, render_report).require(str(output))
+    click.echo(f"{output}: result {done.result_id} verified, {done.n_files} files, {format_bytes(done.size_bytes)}, commit "
+               f"{done.commit}")

@@ -20,14 +20,17 @@ def publish(run: Path, repo: str, yes: bool, output_format: str) -> None:
     """Publish what the manifest of RUN lists, and the card (RUN/README.md or RUN/report/README.md) last.
 
     Without --yes the files are checked, searched for tokens and paths, compared with the repository and listed; nothing is sent.
-    With it what is missing there is sent and verified by the hub's own sizes and hashes; after an interruption the same command
-    goes on. Remote files are never deleted. The hub is huggingface_hub's, or the address in HF_ENDPOINT.
+    With it the bundle is verified, and what is missing there is sent and held against the hub's own sizes and hashes; after an
+    interruption the same command goes on. Remote files are never deleted. The hub is huggingface_hub's, or the address in
+    HF_ENDPOINT.
     """
     from quantkit.cli.bars import Lines
     from quantkit.core.units import format_bytes
     from quantkit.job.hub.client import hide_library_bars
     from quantkit.job.hub.publish import plan_publish
     from quantkit.job.hub.publish import publish as send
+    from quantkit.job.verify import verify_bundle
+    from quantkit.report.run_report import render_report
 
     plan = plan_publish(run, repo)
     rows: list[tuple[Cell, ...]] = [(item.action, item.file.path, item.file.size_bytes, item.file.sha256) for item in plan.items]
@@ -40,12 +43,13 @@ def publish(run: Path, repo: str, yes: bool, output_format: str) -> None:
     elif plan.last_commit not in (None, plan.commit):
         click.echo(f"{visible(repo)} was changed since this run was last published there", err=True)
     if plan.bundle.card is None:
-        click.echo("card: none; `quantkit report RUN --card` writes one", err=True)
+        click.echo(f"card: none; `quantkit report {run} --update {run}/README.md` writes one", err=True)
     else:
         click.echo(f"card: {plan.bundle.card.local.relative_to(plan.bundle.folder)}, sent last as README.md", err=True)
     if not yes:
         click.echo(f"nothing was sent: {format_bytes(n_bytes)} would be; pass --yes to send it", err=True)
         return
+    verify_bundle(run, render_report).require(str(run))
     if not sys.stderr.isatty():
         hide_library_bars()
     with Lines() as progress:  # on a terminal the library's own bars move

@@ -15,10 +15,27 @@ from quantkit.cli.fetch import fetch
 from quantkit.cli.publish import publish
 from quantkit.cli.remote import remote
 from quantkit.core.errors import CheckFailed, EnvironmentFault
+from quantkit.job import verify
+from quantkit.job.verify_findings import Failure, Verification
 from tests.hub_server import HubServer
-from tests.job.hub.conftest import RESULT_ID, hub, run  # noqa: F401 - fixtures
+from tests.job.hub.conftest import RESULT_ID, hub, list_anew, run  # noqa: F401 - fixtures
 
 REPO = "user/model"
+
+
+@pytest.fixture(autouse=True)
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that were verified; these runs are made of a few bytes and would not pass."""
+    seen: list[Path] = []
+
+    def verify_bundle(folder: Path, make_report: object) -> Verification:
+        seen.append(folder)
+        failures = () if (folder / "protocol.toml").read_bytes() != b"forged = 1\n" else (
+            Failure(check="protocol", file="protocol.toml", expected="another", found="forged"),)
+        return Verification(result_id=RESULT_ID, checks=(), failures=failures)
+
+    monkeypatch.setattr(verify, "verify_bundle", verify_bundle)
+    return seen
 
 
 def call(command: click.Command, *words: object) -> Result:
@@ -37,12 +54,21 @@ def test_without_yes_everything_is_listed_and_nothing_sent(hub: HubServer, run: 
     assert hub.repos == {}
 
 
-def test_published_and_fetched_again(hub: HubServer, run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_published_and_fetched_again(hub: HubServer, run: Path, tmp_path: Path, verified: list[Path]) -> None:  # noqa: F811
     done = call(publish, run, "--repo", REPO, "--yes")
     assert f"published result {RESULT_ID[:12]} in user/model at commit {hub.repos[REPO].head}" in done.stderr
     done = call(fetch, REPO, "-o", tmp_path / "copy")
-    assert done.stdout == f"{tmp_path / 'copy'}: result {RESULT_ID}, 7 files, 2.35 MiB, commit {hub.repos[REPO].head}\n"
+    assert done.stdout == f"{tmp_path / 'copy'}: result {RESULT_ID} verified, 7 files, 2.35 MiB, commit {hub.repos[REPO].head}\n"
     assert (tmp_path / "copy" / "manifest.json").read_bytes() == (run / "manifest.json").read_bytes()
+    assert verified == [run, tmp_path / "copy"]
+
+
+def test_a_bundle_that_does_not_verify_is_not_sent(hub: HubServer, run: Path) -> None:  # noqa: F811
+    (run / "protocol.toml").write_bytes(b"forged = 1\n")
+    list_anew(run)
+    with pytest.raises(CheckFailed, match=r"does not verify: protocol\.toml: expected another, found forged"):
+        call(publish, run, "--repo", REPO, "--yes")
+    assert hub.repos == {}
 
 
 def test_what_the_dry_run_says_about_a_repository_that_is_there(hub: HubServer, run: Path) -> None:  # noqa: F811

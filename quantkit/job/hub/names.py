@@ -12,13 +12,13 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from quantkit.core.errors import InputError
+from quantkit.job.manifest import is_bundle_file
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
 _SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".svg", ".toml", ".txt", ".xml"}
-_STATE = {"bundles", "logs", "parts", "rejected"}  # folders of a run that are not its bundle
-_NOT_LISTED = {MANIFEST, "run.json"}
+_STORE = {"bundles", "rejected"}  # folders of a gate's store, which holds bundles and is none
 _LONGEST_PART = 255
 _MAX_FILES = 100_000
 
@@ -72,7 +72,7 @@ def name_problem(name: str) -> str | None:
         return f"{shown} is not a name that every file system can hold"
     if any(part.startswith(".") or part.endswith(("~", " ", ".")) for part in parts):
         return f"{shown} is hidden or scratch"
-    if parts[0] in _STATE or name in _NOT_LISTED:
+    if parts[0] in _STORE or not is_bundle_file(name):
         return f"{shown} is a run's own state"
     if PurePosixPath(name).suffix not in _SUFFIXES:
         return f"{shown} is of no kind that a bundle holds ({', '.join(sorted(_SUFFIXES))})"
