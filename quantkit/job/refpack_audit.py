@@ -35,12 +35,12 @@ from quantkit.job.evaluation import (
 from quantkit.job.ladder import RunOptions, RunResult
 from quantkit.job.manifest import claim_run, write_manifest
 from quantkit.job.memory import bound_of_one
-from quantkit.job.parts import Rows
+from quantkit.job.parts import Rows, read_parquet
 from quantkit.job.progress import Progress
 from quantkit.job.refpack_parts import ChunkFolder
 from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
 from quantkit.measure.articles import chunk_indices
-from quantkit.measure.refpack import estimate_shortfall
+from quantkit.measure.refpack import Shortfall, estimate_shortfall
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.model import describe_model
 from quantkit.spec.protocol import Corpus, Protocol
@@ -106,6 +106,12 @@ def open_for(path: Path, protocol: Protocol) -> Refpack:
     return pack
 
 
+def shortfall_of(whole: Mapping[str, Any]) -> Shortfall:
+    """The shortfall from what a tier's shortfall.json holds."""
+    return estimate_shortfall(whole["mean_tail_mass"], np.array(whole["tail_mass"], np.float64),
+                              np.array(whole["tail_kld"], np.float64))
+
+
 def evaluation_of(pack: Refpack, protocol: Protocol, corpus: Corpus, text: bytes, offload: Offload,
                   build: BuildFacts) -> Evaluation:
     """The text as the pack's base saw it, for tiers that run here.
@@ -133,6 +139,19 @@ class _PackAudit:
         self._imatrix = held.get("imatrix")
         self._tiers = {name: {key: record.get(key) for key in _RECORD} for name, record in (held.get("tiers") or {}).items()}
         self._failed: dict[str, QuantkitError] = {}
+        self._check_same_base()
+
+    def _check_same_base(self) -> None:
+        """Base's columns are the same in every tier of a run, so a pack from other arithmetic does not go beside them."""
+        evaluation, base_sha256 = self._evaluation, self._pack.facts.base.sha256
+        for name, record in self._tiers.items():
+            if read_summary(self._run, evaluation, base_sha256, name, record["sha256"]) is None:
+                continue
+            rows, _ = read_parquet(self._run.rows(name))
+            if not np.array_equal(rows["nll_base"], self._pack.content.rows["nll"].ravel()):
+                raise InputError(f"{self._pack.path} holds other answers of the base than the run {self._run.path}, in which tier "
+                                 f"{name} was measured: base ran on another build or device; choose another run directory")
+            return
 
     def measure(self, subject: Subject) -> None:
         """Measure one file; a failure is kept and leaves the others whole."""
@@ -195,18 +214,19 @@ class _PackAudit:
         held = {chunk: parts.load(chunk) or [] for chunk in chunks}
         rows: dict[int, Rows] = {chunk: np.frombuffer(data[0], ROW_DTYPE) for chunk, data in held.items()}
         tail_kld = np.stack([np.frombuffer(held[chunk][1], np.float64) for chunk in chunks])
-        write_json(self._run.shortfall(tier.name), self._whole_rows(tail_kld))
-        write_tier(self._run, evaluation, self._pack.facts.base.sha256, tier, rows, self._reference(tail_kld))
+        whole = self._whole_rows(tail_kld)
+        write_json(self._run.shortfall(tier.name), whole)
+        write_tier(self._run, evaluation, self._pack.facts.base.sha256, tier, rows, self._reference(whole))
         shutil.rmtree(folder)
 
-    def _reference(self, tail_kld: Floats) -> PackReference:
+    def _reference(self, whole: Mapping[str, Any]) -> PackReference:
         """What the tier's summary says of the pack, and of how far its KLD falls short."""
-        facts, evaluation, tail_mass = self._pack.facts, self._evaluation, self._pack.content.rows["tail_mass"]
-        shortfall = estimate_shortfall(tail_mass.ravel(), tail_kld.ravel())
+        facts, evaluation = self._pack.facts, self._evaluation
+        shortfall = shortfall_of(whole)
         here = dataclasses.asdict(evaluation.build) | dataclasses.asdict(evaluation.offload)
         return PackReference(
             kind="pack", file=self._pack.path.name, sha256=self._pack_sha256, mass=facts.mass, max_ids=facts.max_ids,
-            tail_mass=float(tail_mass.mean()), backend=facts.arithmetic.backend,
+            tail_mass=whole["mean_tail_mass"], backend=facts.arithmetic.backend,
             same_arithmetic=here == dataclasses.asdict(facts.arithmetic), n_full=shortfall.n_full, shortfall=shortfall.value,
             shortfall_se=shortfall.se)
 

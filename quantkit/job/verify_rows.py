@@ -22,6 +22,7 @@ from quantkit.core.units import GIB
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.worker import WorkerState
 from quantkit.job.parts import Rows, read_parquet
+from quantkit.job.refpack_audit import shortfall_of
 from quantkit.job.verify_files import read_json_bounded
 from quantkit.job.verify_findings import Findings
 from quantkit.job.verify_records import Bundle
@@ -29,6 +30,7 @@ from quantkit.measure.articles import chunk_indices
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.protocol import Protocol
 from quantkit.spec.records import ROW_DTYPE
+from quantkit.spec.refpack_records import PackReference
 
 MAX_ROWS = 1 << 25  # 130 times the whole test split of WikiText-2
 ROUNDING = 1e-9  # relative; another processor or numpy rounds exp and ln in the last bits
@@ -105,7 +107,8 @@ def _check_metadata(bundle: Bundle, tier: str, held: Mapping[str, Any], metadata
     name, summary = f"audit/{tier}/rows.parquet", f"audit/{tier}/summary.json"
     build, offload = held["build"], held["offload"]
     audit_id = sha256_json({"rows": facts["rows_version"], "eval_id": facts["protocol"]["eval_id"], "base": facts["base"]["sha256"],
-                            "q": record["sha256"], "tokens": facts["token_ids_sha256"], "build": build, "offload": offload})
+                            "q": record["sha256"], "tokens": facts["token_ids_sha256"], "build": build, "offload": offload,
+                            **({"ref": held["ref"]["sha256"]} if "ref" in held else {})})
     known = {"audit_id": audit_id, "eval_id": facts["protocol"]["eval_id"], "base_sha256": facts["base"]["sha256"],
              "q_sha256": record["sha256"], "token_ids_sha256": facts["token_ids_sha256"]}
     for key, value in known.items():
@@ -174,6 +177,16 @@ def check_summaries(bundle: Bundle, read: Mapping[str, TierRows]) -> None:
         with findings.reading("summaries", name, "numbers that the rows come to"):
             for key, again in (("summary", summarize(rows)), ("base_summary", summarize(base_rows(rows)))):
                 compare_numbers(findings, "summaries", name, again.to_json(), held[key], key)
+            if "ref" in held:
+                _check_shortfall(bundle, tier, PackReference.from_json(held["ref"]))
+
+
+def _check_shortfall(bundle: Bundle, tier: str, ref: PackReference) -> None:
+    """Measured against a reference pack: the shortfall is what the rows that it keeps whole come to."""
+    again = shortfall_of(read_json_bounded(bundle.run.shortfall(tier)))
+    computed = {"shortfall": again.value, "shortfall_se": again.se, "n_full": again.n_full}
+    held = {"shortfall": ref.shortfall, "shortfall_se": ref.shortfall_se, "n_full": ref.n_full}
+    compare_numbers(bundle.findings, "summaries", f"audit/{tier}/summary.json", computed, held, "ref")
 
 
 def compare_numbers(findings: Findings, check: str, name: str, computed: Any, held: Any, where: str) -> None:

@@ -224,29 +224,28 @@ def score_packed(scorer: Scorer, pack: PackedChunk, first: int, logits: Logits, 
     return PackScores(scores.nll, kld, scores.top1, tail_kld)
 
 
-def estimate_shortfall(tail_mass: Floats, tail_kld: Floats) -> Shortfall:
+def estimate_shortfall(mean_tail_mass: float, tail_mass: Floats, tail_kld: Floats) -> Shortfall:
     """The mean of what a pack's kld falls short by, from the rows kept whole.
 
-    r = Σ tail_kld / Σ τ over whole rows, value = r · mean(τ over all rows); se = mean(τ)/mean(τ of whole rows) ·
+    r = Σ tail_kld / Σ τ over whole rows, value = r · mean(τ over all rows); se = mean(τ) / mean(τ of whole rows) ·
     √(Σ(tail_kld − r·τ)² / (n(n−1))). The tail's mass is known of every row and says more of the shortfall than kld does. The whole
     rows are a systematic sample of this text's rows, so the error is about these rows and no other text.
 
     Args:
-        tail_mass: (n,) τ of every row.
-        tail_kld: (n,) nats, NaN in rows that are not kept whole.
+        mean_tail_mass: mean of τ over all rows.
+        tail_mass: (n,) τ of the rows kept whole.
+        tail_kld: (n,) nats, of the same rows.
 
     Source: Cochran, Sampling Techniques, 3rd ed., eq. 6.13 (without its correction for a finite population).
     """
-    full = np.isfinite(tail_kld)
-    n = int(full.sum())
-    if not n:
-        return Shortfall(None, None, 0)
-    shortfalls, masses = tail_kld[full], tail_mass[full]
-    if masses.sum() <= 0:
-        return Shortfall(0.0, 0.0, n) if tail_mass.sum() <= 0 else Shortfall(None, None, n)
-    ratio, scale = float(shortfalls.sum() / masses.sum()), float(tail_mass.mean() / masses.mean())
-    se = scale * float(np.sqrt(np.square(shortfalls - ratio * masses).sum() / (n * (n - 1)))) if n > 1 else None
-    return Shortfall(max(0.0, ratio * float(tail_mass.mean())), se, n)
+    n = len(tail_kld)
+    if mean_tail_mass <= 0 and n:
+        return Shortfall(0.0, 0.0, n)
+    if not n or tail_mass.sum() <= 0:
+        return Shortfall(None, None, n)
+    ratio, scale = float(tail_kld.sum() / tail_mass.sum()), mean_tail_mass / float(tail_mass.mean())
+    se = scale * float(np.sqrt(np.square(tail_kld - ratio * tail_mass).sum() / (n * (n - 1)))) if n > 1 else None
+    return Shortfall(max(0.0, ratio * mean_tail_mass), se, n)
 
 
 def _head_sums(row: Logits, lse: float, ids: Ids, weights: Weights) -> tuple[float, float]:

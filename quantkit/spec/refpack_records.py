@@ -154,3 +154,12 @@ class PackReference:
         if self.same_arithmetic:
             return (first,)
         return (first, f"the pack's base ran on another build or device ({self.backend}): KLD holds what the two differ by as well")
+
+
+def reference_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The notes of a tier from its summary file; none where it was measured against the base itself.
+
+    Raises:
+        KeyError, TypeError: what it says of its reference cannot be read.
+    """
+    return PackReference.from_json(summary["ref"]).notes() if "ref" in summary else ()
