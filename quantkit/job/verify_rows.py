@@ -111,6 +111,7 @@ def _check_metadata(bundle: Bundle, tier: str, held: Mapping[str, Any], metadata
                             **({"ref": held["ref"]["sha256"]} if "ref" in held else {})})
     known = {"audit_id": audit_id, "eval_id": facts["protocol"]["eval_id"], "base_sha256": facts["base"]["sha256"],
              "q_sha256": record["sha256"], "token_ids_sha256": facts["token_ids_sha256"]}
+    known |= {"ref_sha256": held["ref"]["sha256"]} if "ref" in held else {}
     for key, value in known.items():
         findings.equal("rows", name, key, value, metadata.get(key))
     for key in ("file", "size_bytes", "sha256"):
@@ -155,13 +156,12 @@ def _all(findings: Findings, name: str, expected: str, rows: Rows, holds: npt.ND
 
 
 def _check_base_columns(bundle: Bundle, read: Mapping[str, TierRows]) -> None:
-    """Base was the same for every tier, bit by bit."""
-    if not read:
-        return
-    findings, (first, *others) = bundle.findings, read
-    findings.count("base's columns")
-    for tier in others:
+    """Base was the same for every tier, bit by bit; so was a reference pack that stood in its place."""
+    findings = bundle.findings
+    firsts: dict[str | None, str] = {}
+    for tier, (_, held) in read.items():
         findings.count("base's columns")
+        first = firsts.setdefault(held["ref"]["sha256"] if "ref" in held else None, tier)
         a, b = read[first].rows, read[tier].rows
         wrong = [column for column in _BASE_COLUMNS if len(a) != len(b) or a[column].tobytes() != b[column].tobytes()]
         if wrong:
