@@ -12,7 +12,7 @@ from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.spec.base_facts import BaseFacts, describe_base
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.memory_fit import N_UBATCH, TABLE_N_CTX, ContextMemory, context_memory
+from quantkit.spec.memory_fit import N_UBATCH, ContextMemory, context_memory, table_n_ctx
 from quantkit.spec.model import ModelInfo, describe_model
 
 
@@ -47,11 +47,17 @@ def record_base(run: RunFolder, base: ModelInfo, pool: WorkerPool, progress: Pro
     if _read(run) is not None:
         return
     try:
-        memory = estimate_contexts(base, TABLE_N_CTX, "F16", progress, pool)
+        memory = estimate_contexts(base, table_n_ctx(base), "F16", progress, pool)
     except InputError as error:
         progress.note(f"no memory estimate: {error}")
         memory = []
     write_json(base_path(run), describe_base(base, memory).to_json())
+
+
+def keep_base(run: RunFolder) -> None:
+    """Write base.json where it is missing and a tier's header tells what goes into it: tiers come and go, reports stay."""
+    if _read(run) is None and (facts := read_base(run)) is not None:
+        write_json(base_path(run), facts.to_json())
 
 
 def read_base(run: RunFolder) -> BaseFacts | None:
@@ -64,12 +70,10 @@ def read_base(run: RunFolder) -> BaseFacts | None:
         return None
     model = describe_model(read_header(file))
     try:
-        memory = [context_memory(model, n) for n in TABLE_N_CTX]
+        memory = [context_memory(model, n) for n in table_n_ctx(model)]
     except InputError:
         memory = []
-    facts = describe_base(model, memory)
-    write_json(base_path(run), facts.to_json())
-    return facts
+    return describe_base(model, memory)
 
 
 def base_path(run: RunFolder) -> Path:

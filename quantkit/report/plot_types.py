@@ -41,12 +41,13 @@ def type_table(plans: Sequence[Plan]) -> dict[str, list[TypeCell | None]]:
     for i, plan in enumerate(plans):
         for row in plan.rows:
             if len(row.shape) > 1 and row.quantizable:
-                kinds.setdefault(_kind(row), [[] for _ in plans])[i].append(row)
+                kinds.setdefault(kind_of(row), [[] for _ in plans])[i].append(row)
     order = sorted(kinds, key=lambda kind: (kind == "MTP block", _FIRST.index(kind) if kind in _FIRST else len(_FIRST)))
     return {kind: [_cell(rows) for rows in kinds[kind]] for kind in order}
 
 
-def _kind(row: PlanRow) -> str:
+def kind_of(row: PlanRow) -> str:
+    """`token_embd`, `ffn_down` of whatever trunk block, or `MTP block`."""
     return "MTP block" if row.role == "mtp" else _BLOCK.sub("", row.name).removesuffix(".weight")
 
 

@@ -1,19 +1,27 @@
-"""The tables of a run directory, from its manifest, plans and summaries. Nothing is computed here."""
+"""The report of a run directory: tables, pictures and the page, all from its records, and the same bytes every time.
+
+    report/ retention.md .csv .json .parquet  report.html  kld_vs_size.png .svg  ...
+
+Nothing is computed here. What others write into the folder (speed.*, mtp.md) is left alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from quantkit.core.errors import InputError
 from quantkit.core.files import write_atomic
+from quantkit.job.fit import keep_base
 from quantkit.job.manifest import refresh_files
-from quantkit.job.rundir import RunFolder, read_json
-from quantkit.report.table import TableHeader, TableRow, retention_csv, retention_json, retention_md
-from quantkit.spec.plan import Plan
-from quantkit.spec.protocol import Protocol, load_protocol
-from quantkit.spec.records import TierSummary
+from quantkit.job.rundir import RunFolder
+from quantkit.report.html import report_html
+from quantkit.report.pictures import NAMES, draw_run
+from quantkit.report.run_data import read_run
+from quantkit.report.table import COLUMNS, TableHeader, TableRow, order_rows, retention_csv, retention_json, retention_md
+
+_TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "letters_kld"})
 
 
 class Tables(NamedTuple):
@@ -25,93 +33,87 @@ class Tables(NamedTuple):
 
 
 def write_report(path: Path) -> Tables:
-    """Write report/retention.md, .csv and .json of a run, and list them in its manifest.
+    """Write everything in report/ that comes from the run's records, and list it in the manifest.
 
     Raises:
         InputError: no run there, or none with a measured tier.
     """
     run = RunFolder(path=path)
+    keep_base(run)
     refresh_files(run)  # the id that the tables print is that of everything measured so far
-    texts = render_tables(run)
-    for name, text in texts.items():
-        write_atomic(run.path / name, text.encode())
+    made = render_report(run)
+    for name in report_names() - set(made):
+        (run.path / name).unlink(missing_ok=True)  # a picture of what is no longer there
+    for name, content in made.items():
+        write_atomic(run.path / name, content)
     refresh_files(run)
-    return Tables(*texts.values())
+    texts = [made[f"report/retention.{kind}"].decode() for kind in ("md", "csv", "json")]
+    return Tables(*texts)
 
 
-def render_tables(run: RunFolder) -> dict[str, str]:
-    """The tables of a run by their paths in it, made from its records alone: `verify` makes them again and compares bytes.
+def render_report(run: RunFolder) -> dict[str, bytes]:
+    """Every file of the report by its path in the run directory.
 
     Raises:
-        InputError: see `read_tables`.
+        InputError: see `read_run`.
+    """
+    data = read_run(run.path)
+    tables = Tables(retention_md(data.header, data.rows), retention_csv(data.rows), retention_json(data.header, data.rows))
+    pictures = draw_run(data)
+    out = {name: text.encode() for name, text in tables_by_name(tables).items()}
+    out["report/retention.parquet"] = retention_parquet(data.rows)
+    out["report/report.html"] = report_html(data, pictures).encode()
+    for name, picture in pictures.items():
+        out[f"report/{name}.png"], out[f"report/{name}.svg"] = picture.png, picture.svg
+    return out
+
+
+def report_names() -> set[str]:
+    """Every path that a report can have: what of these is there and was not made is out of date."""
+    tables = {f"report/retention.{kind}" for kind in ("md", "csv", "json", "parquet")}
+    return tables | {"report/report.html"} | {f"report/{name}.{kind}" for name in NAMES for kind in ("png", "svg")}
+
+
+def make_tables(run: RunFolder) -> Tables:
+    """The tables of a run from its records, as `write_report` writes them.
+
+    Raises:
+        InputError: see `read_run`.
     """
     header, rows = read_tables(run)
-    return {"report/retention.md": retention_md(header, rows), "report/retention.csv": retention_csv(rows),
-            "report/retention.json": retention_json(header, rows)}
+    return Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
+
+
+def tables_by_name(tables: Tables) -> dict[str, str]:
+    """Each table by its path in the run directory."""
+    return {"report/retention.md": tables.markdown, "report/retention.csv": tables.csv, "report/retention.json": tables.json}
 
 
 def read_tables(run: RunFolder) -> tuple[TableHeader, list[TableRow]]:
     """The records of a run as the table takes them; the base first.
 
     Raises:
-        InputError: no run there, none with a measured tier, or a summary that is missing or damaged.
+        InputError: see `read_run`.
     """
-    manifest = read_json(run.manifest)
-    if not isinstance(manifest, dict) or "protocol" not in manifest:
-        raise InputError(f"expected a run directory, found no manifest.json of one in {run.path}: make one with `quantkit run`")
-    if not manifest.get("tiers"):
-        raise InputError(f"expected at least one measured tier in {run.path}, found none: run the same command again to finish it")
-    summaries = {tier: _summary(run, tier) for tier in manifest["tiers"]}
-    base = manifest["base"]
-    first = next(iter(summaries.values()))
-    rows = [TableRow(tier=base["type"], file=base["file"], sha256=base["sha256"], size_bytes=base["size_bytes"], size_vs_base=1.0,
-                     bpw=base["bpw"], bpw_core=base["bpw_core"], summary=TierSummary.from_json(first["base_summary"]), is_base=True)]
-    for tier, record in manifest["tiers"].items():
-        notes, substituted = _plan_notes(run, tier)
-        rows.append(TableRow(
-            tier=tier, file=record["file"], sha256=record["sha256"], size_bytes=record["size_bytes"],
-            size_vs_base=record["size_bytes"] / base["size_bytes"], bpw=record["bpw"], bpw_core=record["bpw_core"],
-            summary=TierSummary.from_json(summaries[tier]["summary"]), substituted=substituted, notes=notes))
-    return _header(manifest, load_protocol(run.protocol), first), rows
+    data = read_run(run.path)
+    return data.header, list(data.rows)
 
 
-def _summary(run: RunFolder, tier: str) -> dict[str, Any]:
-    held = read_json(run.summary(tier))
-    if not isinstance(held, dict) or "summary" not in held:
-        raise InputError(f"expected the summary of tier {tier} at {run.summary(tier)}, found none that can be read: run the same "
-                         "command again to measure it")
-    return held
+def retention_parquet(rows: Sequence[TableRow]) -> bytes:
+    """The csv's table with its types: texts, 64-bit integers, float64; null where a number is not defined."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-
-def _plan_notes(run: RunFolder, tier: str) -> tuple[tuple[str, ...], float]:
-    """What the plan says before its name may be believed; nothing for a file that came without one."""
-    value = read_json(run.plan(tier))
-    if value is None:
-        return (), 0.0
-    plan = Plan.from_json(value)
-    return plan.notes(), plan.share_params(plan.substituted)
-
-
-def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[str, Any]) -> TableHeader:
-    facts, base, build = manifest["protocol"], manifest["base"], manifest["build"]
-    numbers = summary["summary"]
-    return TableHeader(
-        result_id=manifest["result_id"], protocol_name=facts["name"], protocol_id=facts["protocol_id"], eval_id=facts["eval_id"],
-        derived="; ".join(facts["derived"]) or None, base_file=base["file"], base_sha256=base["sha256"], base_type=base["type"],
-        corpus_name=manifest["corpus"]["name"], corpus_sha256=manifest["corpus"]["sha256"],
-        token_ids_sha256=manifest["token_ids_sha256"], chunk_rule=_chunk_rule(protocol, summary), n_ctx=summary["n_ctx"],
-        n_chunk=numbers["n_chunk"], n_scored=numbers["n_scored"], n_article=numbers["n_article"], backend=_backend(build),
-        llama_commit=build["llama_cpp_commit"], library_version=build["llama_cpp_python"])
-
-
-def _chunk_rule(protocol: Protocol, summary: Mapping[str, Any]) -> str:
-    n, total = len(summary["chunks"]), summary["n_chunk_total"]
-    return {"all": f"all {n} chunks", "spread": f"{n} of {total} chunks, spread over the text",
-            "first": f"the first {n} of {total} chunks"}[protocol.eval.chunks]
-
-
-def _backend(build: Mapping[str, Any]) -> str:
-    if build["backend"] == "CPU":
-        return "CPU"
-    split = f", split {','.join(map(str, build['tensor_split']))}" if build["tensor_split"] else ""
-    return f"{build['backend']}, {build['n_gpu_layers']} layers{split}"
+    ordered = order_rows(rows)
+    columns = {}
+    for name, read in COLUMNS.items():
+        values = [read(row) for row in ordered]
+        if name in _TEXT_COLUMNS:
+            kind = pa.string()
+        else:
+            kind = pa.int64() if all(isinstance(value, int) for value in values) else pa.float64()
+        columns[name] = pa.array([float(v) if kind == pa.float64() and v is not None else v for v in values], kind)
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, compression="zstd", compression_level=3, use_dictionary=False, write_statistics=False,
+                   version="2.6", data_page_version="1.0")
+    return out.getvalue()

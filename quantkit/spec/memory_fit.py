@@ -145,6 +145,12 @@ def context_memory(model: ModelInfo, n_ctx: int, kv_type: str = "F16", n_ubatch:
         is_bound=f"{arch}.attention.sliding_window" in header.metadata)
 
 
+def table_n_ctx(model: ModelInfo) -> list[int]:
+    """The context lengths that a table tells about: `TABLE_N_CTX`, none above what the model was trained for."""
+    longest = model.n_ctx_train or TABLE_N_CTX[-1]
+    return sorted({min(n, longest) for n in TABLE_N_CTX})
+
+
 def _kv_bytes_per_token(model: ModelInfo, kv_type: str) -> int:
     header, arch = model.header, model.architecture
     n_head = _per_block(header, f"{arch}.attention.head_count", model.n_block)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from quantkit.cli.fit import fit
 from quantkit.core.errors import EngineError, InputError
 from quantkit.core.units import MIB
-from quantkit.job.fit import read_base, record_base
+from quantkit.job.fit import keep_base, read_base, record_base
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import RunFolder
 from quantkit.spec.gguf_header import read_header
@@ -95,7 +95,7 @@ def test_a_run_keeps_what_its_reports_say_of_the_base(tmp_path: Path) -> None:
     record_base(run, describe_model(read_header(base)), DeadPool(), Silent())  # type: ignore[arg-type]
     held = read_base(run)
     assert held is not None
-    assert [m.n_ctx for m in held.memory] == [8192, 32768]
+    assert [m.n_ctx for m in held.memory] == [512]  # what it was trained for
     before = (run.path / "base.json").stat().st_mtime_ns
     record_base(run, describe_model(read_header(base)), DeadPool(), Silent())  # type: ignore[arg-type]
     assert (run.path / "base.json").stat().st_mtime_ns == before
@@ -108,5 +108,7 @@ def test_a_run_without_the_record_reads_a_tiers_header(tmp_path: Path) -> None:
     held = read_base(run)
     assert held is not None
     assert held.memory[0].source == "header"
+    assert not (run.path / "base.json").exists()  # reading writes nothing
+    keep_base(run)
     (run.quants / "m-Q8_0.gguf").unlink()
     assert read_base(run) == held
