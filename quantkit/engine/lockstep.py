@@ -23,6 +23,7 @@ from quantkit.engine.model import Context, Logits, Model, Tokens
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
 from quantkit.measure.scoring import Scorer
+from quantkit.measure.slices import Piece
 from quantkit.spec.records import ROW_DTYPE
 
 Rows = npt.NDArray[np.void]
@@ -44,6 +45,7 @@ class Tokenized(NamedTuple):
     ends: npt.NDArray[np.int64]
     n_vocab: int
     add_bos: bool
+    pieces: dict[int, Piece] | None = None
 
 
 class ChunkRows(NamedTuple):
@@ -267,7 +269,7 @@ def tokenize(state: WorkerState, *, path: Path, text: bytes) -> Tokenized:
     model = Model(path, vocab_only=True)
     try:
         ids = model.tokenize(text)
-        return Tokenized(ids, model.token_ends(ids), model.n_vocab, model.add_bos)
+        return Tokenized(ids, model.token_ends(ids), model.n_vocab, model.add_bos, model.pieces(ids))
     finally:
         model.close()
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.library import load_library, tap
 from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.measure.slices import Piece
 from quantkit.spec.tensor_types import TENSOR_TYPES
 
 Tokens = npt.NDArray[np.int32]
@@ -91,6 +92,15 @@ class Model:
         lengths = np.array([max(0, self._lib.llama_token_to_piece(self._vocab, int(i), buffer, len(buffer), 0, False))
                             for i in unique], np.int64)
         return np.cumsum(lengths[inverse])
+
+    def pieces(self, ids: Tokens) -> dict[int, Piece]:
+        """The text of each token among some, as the vocabulary writes it, and whether it is a control token."""
+        buffer = ctypes.create_string_buffer(4096)
+        found = {}
+        for i in np.unique(ids).tolist():
+            n = self._lib.llama_token_to_piece(self._vocab, i, buffer, len(buffer), 0, True)
+            found[i] = Piece(buffer.raw[: max(0, n)], bool(self._lib.llama_vocab_is_control(self._vocab, i)))
+        return found
 
     def detokenize(self, ids: Tokens) -> bytes:
         """The text of some tokens, control tokens left out."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from quantkit.engine.lockstep import Tokenized, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
+from quantkit.measure.slices import token_class
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.gguf_raw import read_pairs
 from quantkit.spec.model import ModelInfo, describe_model
@@ -55,6 +57,7 @@ class Evaluation:
     chunks: npt.NDArray[np.int64]
     articles: npt.NDArray[np.int32]
     build: BuildFacts
+    token_classes: Mapping[int, str] = field(default_factory=dict)
 
     def audit_id(self, base_sha256: str, q_sha256: str, ref_sha256: str | None = None) -> str:
         """Of everything that the rows of one tier depend on; `ref_sha256` is the reference pack's, where there was one."""
@@ -121,7 +124,8 @@ def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text
         eval_id=protocol.eval_id, corpus=corpus, text=text, settings=context_settings(spec), offload=offload, tokens=seen.ids,
         token_ids_sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), add_bos=seen.add_bos,
         n_chunk_total=n_total, chunks=chunks, articles=assign_chunks(starts, seen.ends, spec.n_ctx, chunks),
-        build=pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers))
+        build=pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers),
+        token_classes={i: token_class(piece) for i, piece in (seen.pieces or {}).items()})
 
 
 def read_subject(path: Path, name: str) -> Subject:

@@ -19,6 +19,7 @@ from quantkit import __version__
 from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_file, sha256_json
 from quantkit.job.evaluation import ROWS_VERSION, Evaluation, Subject
+from quantkit.job.pairs import write_computed
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.spec.model import type_shares
 from quantkit.spec.protocol import Protocol
@@ -55,12 +56,13 @@ def claim_run(run: RunFolder, protocol: Protocol, base: Subject | PackBase) -> N
 
 def write_manifest(run: RunFolder, protocol: Protocol, base: Subject | PackBase, evaluation: Evaluation,
                    tiers: Mapping[str, Any], imatrix: Mapping[str, Any] | None) -> str:
-    """Write the manifest of what is there; returns the result id.
+    """Compute what rows of all tiers give together, and write the manifest of what is there; returns the result id.
 
     Args:
         tiers: tier name to the record of its file (file, size_bytes, sha256), measured ones only.
         imatrix: facts of the importance matrix in use, if any.
     """
+    write_computed(run, protocol, evaluation, tiers)
     facts: dict[str, Any] = {
         "schema": SCHEMA, "quantkit": __version__, "rows_version": ROWS_VERSION, "protocol": _protocol_facts(protocol),
         "base": base_facts(base), "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},

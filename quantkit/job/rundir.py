@@ -1,7 +1,8 @@
 """A run directory: who may write in it, what it belongs to, and where things are.
 
     run/ manifest.json  protocol.toml  plan/<tier>.json  imatrix.gguf  quants/*.gguf
-         audit/<tier>/rows.parquet, summary.json  report/...                       <- the bundle
+         audit/<tier>/rows.parquet, summary.json, slices.json, floor.json  audit/pairs.json  report/...         <- the bundle
+         audit/<tier>/<corpus>/...  audit/<corpus>/pairs.json                      <- the same of a second and later text
          run.json  logs/  parts/                                                   <- times, hardware, native logs, part files
 """
 
@@ -21,9 +22,14 @@ from quantkit.spec.protocol import Protocol, load_protocol, write_protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """Paths of one run directory."""
+    """Paths of one run directory.
+
+    Attributes:
+        corpus: "" for the first evaluation text; the name of a further one, whose results lie one folder deeper.
+    """
 
     path: Path
+    corpus: str = ""
 
     @property
     def protocol(self) -> Path:
@@ -61,15 +67,44 @@ class RunFolder:
     def plan(self, tier: str) -> Path:
         return self.path / "plan" / f"{tier}.json"
 
+    def audited(self, tier: str) -> Path:
+        """The folder of what was measured of a tier on this text."""
+        return self.path / "audit" / tier / self.corpus
+
     def rows(self, tier: str) -> Path:
-        return self.path / "audit" / tier / "rows.parquet"
+        return self.audited(tier) / "rows.parquet"
 
     def summary(self, tier: str) -> Path:
-        return self.path / "audit" / tier / "summary.json"
+        return self.audited(tier) / "summary.json"
+
+    def slices(self, tier: str) -> Path:
+        return self.audited(tier) / "slices.json"
+
+    def floor(self, name: str) -> Path:
+        """The noise floor of a tier, or of the base as `base`."""
+        return self.audited(name) / "floor.json"
+
+    def floor_rows(self, name: str, kernel: str) -> Path:
+        return self.audited(name) / "floor" / f"{kernel}.parquet"
+
+    @property
+    def pairs(self) -> Path:
+        """Verdicts between all tiers on this text."""
+        return self.path / "audit" / self.corpus / "pairs.json"
+
+    @property
+    def screening(self) -> Path:
+        """The looks of a screening that may stop early; only of such a run."""
+        return self.path / "audit" / self.corpus / "screening.json"
+
+    @property
+    def token_classes(self) -> Path:
+        """The class of every token of this text, so that slices can be made again without a model."""
+        return self.path / "audit" / self.corpus / "tokens.json"
 
     def shortfall(self, tier: str) -> Path:
         """By how much a reference pack's KLD falls short, row by row; only of a tier that was measured against one."""
-        return self.path / "audit" / tier / "shortfall.json"
+        return self.audited(tier) / "shortfall.json"
 
     def record(self, step: str, tier: str) -> Path:
         """What a finished step left for the next start to check: hashes of what went in and came out."""

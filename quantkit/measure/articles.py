@@ -94,3 +94,24 @@ def chunk_indices(rule: Literal["all", "spread", "first"], n_chunk: int, n_total
         raise InputError(f"expected a number of chunks from 1 to the text's {n_total}, got {n_chunk}")
     i = np.arange(n_chunk, dtype=np.int64)
     return i if rule == "first" else (2 * i + 1) * n_total // (2 * n_chunk)
+
+
+def screening_order(n: int, seed: int) -> npt.NDArray[np.int64]:
+    """An order of n chunks of which every beginning is spread over the text: for screenings that may stop early.
+
+    Point i is the fraction part of u + φ(i), u drawn from the seed, φ the sequence of van der Corput (0, ½, ¼, ¾, ⅛, ...); a
+    chunk that has come already is passed over. The first 2^k chunks lie one in each of 2^k equal parts.
+
+    Source: van der Corput 1935; the random start makes it a systematic sample.
+    """
+    start = np.random.default_rng(seed).random()
+    n_point = 4 * n
+    fractions, scale = np.zeros(n_point), 0.5
+    digits = np.arange(n_point)
+    while digits.any():
+        fractions += scale * (digits & 1)
+        digits, scale = digits >> 1, scale / 2
+    places = np.minimum((((start + fractions) % 1.0) * n).astype(np.int64), n - 1)
+    _, first = np.unique(places, return_index=True)
+    found = places[np.sort(first)]
+    return np.concatenate([found, np.setdiff1d(np.arange(n), found)])

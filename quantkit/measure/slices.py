@@ -60,12 +60,13 @@ def token_class(piece: Piece) -> str:
     return "word start" if text[0].isspace() else "word inside"
 
 
-def slice_rows(rows: Rows, classes: Mapping[int, str]) -> tuple[Slice, ...]:
+def slice_rows(rows: Rows, classes: Mapping[int, str] | None) -> tuple[Slice, ...]:
     """Every slice of a tier, in the order of the module's table.
 
     Args:
         rows: of `ROW_DTYPE`, one tier's.
-        classes: token id to one of `TOKEN_CLASSES`, for every token of the rows.
+        classes: token id to one of `TOKEN_CLASSES`, for every token of the rows; None where they are not known, which leaves
+            the slices by token away.
 
     Raises:
         InputError: see `summary.summarize`; or a token without a class.
@@ -82,13 +83,18 @@ class _Cut(NamedTuple):
     mask: Mask
 
 
-def _cuts(rows: Rows, classes: Mapping[int, str]) -> Iterator[_Cut]:
+def _cuts(rows: Rows, classes: Mapping[int, str] | None) -> Iterator[_Cut]:
     yield from _edge_cuts("entropy", rows["entropy_base"], ENTROPY_EDGES)
     yield from _edge_cuts("margin", rows["margin_base"], MARGIN_EDGES)
     first, last = int(rows["pos"].min()), int(rows["pos"].max()) + 1
     edges = [first + (last - first) * i // N_POSITION for i in range(N_POSITION + 1)]
     for lo, hi in pairwise(edges):
         yield _Cut("position", f"{lo} to {hi - 1}", lo, hi, (rows["pos"] >= lo) & (rows["pos"] < hi))
+    if classes is not None:
+        yield from _token_cuts(rows, classes)
+
+
+def _token_cuts(rows: Rows, classes: Mapping[int, str]) -> Iterator[_Cut]:
     ids, index = np.unique(rows["token"], return_inverse=True)
     missing = [int(i) for i in ids if int(i) not in classes]
     if missing:

@@ -18,6 +18,7 @@ from quantkit.engine import lockstep
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
+from quantkit.measure.slices import Piece
 
 Tokens = npt.NDArray[np.int32]
 BUILD = BuildFacts(backend="CPU", llama_cpp_python="0", llama_cpp_commit="fake", system_info="fake")
@@ -39,6 +40,9 @@ class FakeModel:
 
     def token_ends(self, ids: Tokens) -> npt.NDArray[np.int64]:
         return np.arange(1, len(ids) + 1)
+
+    def pieces(self, ids: Tokens) -> dict[int, Piece]:
+        return {i: Piece(bytes([i]), False) for i in np.unique(ids).tolist()}
 
     def close(self) -> None:
         self.closed = True

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quantkit.core.errors import CorpusError, InputError
-from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
+from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles, screening_order
 
 
 def test_wikitext_has_60_articles_in_its_test_split(wiki_test: Path) -> None:
@@ -88,3 +90,20 @@ def test_chunks_that_the_text_does_not_have_are_refused() -> None:
         chunk_indices("first", 0, 10)
     with pytest.raises(InputError, match="at least two chunks, got 1"):
         chunk_indices("all", 0, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 900), st.integers(0, 2**32 - 1))
+def test_an_order_for_screening_holds_every_chunk_once_and_begins_spread(n: int, seed: int) -> None:
+    order = screening_order(n, seed)
+    assert sorted(order.tolist()) == list(range(n))
+    for k in (8, 32):
+        if n >= 4 * k:
+            gaps = np.diff(np.sort(order[:k]))
+            assert gaps.max() <= np.ceil(n / k) + 1
+            assert gaps.min() >= n // k - 1
+
+
+def test_an_order_for_screening_is_the_seeds() -> None:
+    assert screening_order(783, 1).tolist() == screening_order(783, 1).tolist()
+    assert screening_order(783, 1).tolist() != screening_order(783, 2).tolist()

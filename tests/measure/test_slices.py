@@ -118,3 +118,8 @@ def test_nothing_has_no_numbers_and_few_articles_no_interval() -> None:
 def test_a_token_without_a_class_is_refused() -> None:
     with pytest.raises(InputError, match="expected a class for every token of the rows, found none for token"):
         slice_rows(make_rows(), dict.fromkeys(range(10), "digits"))
+
+
+def test_without_classes_there_are_no_slices_by_token() -> None:
+    rows = make_rows()
+    assert slice_rows(rows, None) == tuple(s for s in slice_rows(rows, CLASSES) if s.kind != "token")
