@@ -4,7 +4,8 @@
     files                 every file by name, size and hash; none missing, none added
     protocol, plans, importance matrix, tier files, references     the records by each other
     rows, base's columns  the rows by what they say of themselves, the protocol's chunks, and each other
-    summaries, report     computed again from the rows, and made again from the records
+    summaries, floors, slices, verdicts     computed again from the rows
+    report                made again from the records
 
 What needs the base is in `job.regenerate`: the tiers' bytes from the plan, and rows from the files.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from quantkit.job.rundir import RunFolder
+from quantkit.job.verify_computed import check_computed, check_floors
 from quantkit.job.verify_files import check_files, check_manifest
 from quantkit.job.verify_findings import Findings, Verification
 from quantkit.job.verify_records import (
@@ -63,7 +65,10 @@ def verify_bundle(folder: Path, make_report: ReportMaker, expected_id: str | Non
     if protocol is None:
         findings.note("rows", "not checked: the protocol cannot be read")
     else:
-        check_summaries(bundle, check_rows(bundle, protocol))
+        read = check_rows(bundle, protocol)
+        check_summaries(bundle, read)
+        check_floors(bundle)
+        check_computed(bundle, protocol, read)
         _check_report(bundle, make_report)
     return findings.result(manifest.facts["result_id"])
 

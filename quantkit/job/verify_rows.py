@@ -34,6 +34,7 @@ from quantkit.spec.refpack_records import PackReference
 
 MAX_ROWS = 1 << 25  # 130 times the whole test split of WikiText-2
 ROUNDING = 1e-9  # relative; another processor or numpy rounds exp and ln in the last bits
+_NOTHING = 1e-13  # absolute; what is left of numbers that cancel
 
 _BASE_COLUMNS = ("chunk", "article", "pos", "token", "nll_base", "entropy_base", "top1_base", "margin_base")
 _WORKER_BYTES = 4 * GIB  # address space; the libraries alone take 1.7
@@ -196,10 +197,11 @@ def compare_numbers(findings: Findings, check: str, name: str, computed: Any, he
         findings.count(check)
         if type(expected) is type(found) and expected == found:
             continue
-        if not (isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, rel_tol=ROUNDING)):
-            findings.fail(check, name, f"{path} {expected!r}", repr(found))
-        else:
+        if isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, rel_tol=ROUNDING,
+                                                                                     abs_tol=_NOTHING):
             largest = max(largest, abs(expected - found) / max(abs(expected), abs(found)))
+        else:
+            findings.fail(check, name, f"{path} {expected!r}", repr(found))
     if largest:
         findings.note(check, f"numbers of {name} differ from those of this machine by rounding, at most {largest:.0e} of their "
                              "size")
