@@ -28,7 +28,8 @@ from quantkit.measure.sampling import Sampler, choice_margin, choose
 from quantkit.spec.mtp_records import ForkRecord, Mode, Rollback
 from quantkit.spec.protocol import MtpSpec
 
-_N_WATCHED = 16  # rows before a fork from which the effect of batch shapes is known
+_N_WATCHED = 32  # rows of a text from which the effect of batch shapes is known
+_MORE_SHAPES = 4  # blocks so much longer than a draft are looked at too
 
 
 class Turn(NamedTuple):
@@ -185,12 +186,12 @@ def find_forks(arms: Arms, runs: Runs, prompts: Sequence[Prompt], spec: MtpSpec)
 
 
 def _diagnose(arms: Arms, runs: Runs, prompt: Prompt, n_draft: int, spec: MtpSpec, at: int) -> ForkRecord:
-    """Run both ways again up to the fork, and the plain text in blocks, and compare the rows that chose the tokens."""
+    """Run both ways again, and the plain text in blocks of several lengths, and compare the rows that chose the tokens."""
     plain, drafted = runs.tokens(0, prompt.index), runs.tokens(n_draft, prompt.index)
     sampler = None if runs.mode == "greedy" else prompt.sampler(spec)
-    watch = tuple(range(max(0, at - _N_WATCHED + 1), at + 1))
+    watch = tuple(sorted({at, *np.linspace(0, len(plain) - 1, _N_WATCHED).astype(int).tolist()}))
     one = arms.run(prompt, spec.n_predict, 0, sampler, watch=watch).rows
-    other = arms.run(prompt, spec.n_predict, n_draft, sampler, watch=watch).rows
+    other = arms.run(prompt, spec.n_predict, n_draft, sampler, watch=(at,)).rows
     place = len(prompt.tokens) + at
     record = ForkRecord(
         mode=runs.mode, n_draft=n_draft, prompt=prompt.index, position=at, plain=plain[at] if at < len(plain) else None,
@@ -198,9 +199,11 @@ def _diagnose(arms: Arms, runs: Runs, prompt: Prompt, n_draft: int, spec: MtpSpe
         difference=None, shape_difference=None, verdict="defect")
     if at not in one or at not in other:
         return record
-    blocks = arms.block_rows(prompt, plain, n_draft + 1, watch)
     difference = row_difference(one[at], other[at])
-    shape_difference = max(row_difference(one[i], blocks[i]) for i in watch)
+    shape_difference = 0.0
+    for n_block in range(2, n_draft + 1 + _MORE_SHAPES + 1):
+        blocks = arms.block_rows(prompt, plain, n_block, watch)
+        shape_difference = max(shape_difference, *(row_difference(one[i], blocks[i]) for i in watch))
     follows = choose(other[at], place, sampler) == record.drafted
     return dataclasses.replace(record, difference=difference, shape_difference=shape_difference,
                                verdict=judge_fork(difference, shape_difference, follows_own_row=follows))

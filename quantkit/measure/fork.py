@@ -1,15 +1,17 @@
 """Where two decodes of one text part, and whether that is a near-tie or a defect.
 
 Decoding with a draft head must give the trunk's own text. The trunk decodes several tokens at once, though, and its kernels round
-differently by batch shape, so that two tokens that are nearly equally likely may change places. Three rows of logits tell the two
-apart, all for one prefix: the plain way's, the drafting way's, and the plain prefix decoded in blocks of the drafting way's shape
-with nothing drafted, thrown away or rolled back.
+differently by batch shape, so that two tokens that are nearly equally likely may change places. Kernels for quantized weights round
+activations to 8 bits: a difference of 1e-6 turns one of them over sooner or later, and rows are then 0.01 nats apart for the rest
+of the text. Which shape it happens to, and where, is chance. So rows are compared, all for one prefix: the plain way's, the
+drafting way's, and, as a measure of what shapes do, the plain text decoded in blocks of several lengths, with nothing drafted,
+thrown away or rolled back.
 
     difference(a, b) = max |ln p_a(v) − ln p_b(v)| over the tokens that are among the 20 likeliest of a or of b, in nats
 
-A fork is a near-tie where the drafting way chose what its own row says, and that row is as near to the plain one as batch shapes
-alone bring rows apart (up to a factor of 3: the shape's difference is a sample of few positions). Anything else is a defect: a
-draft that was taken though the trunk disagreed, or a state that was not rolled back.
+A fork is a near-tie where the drafting way chose what its own row says, and that row is no further from the plain one than three
+times what batch shapes alone did anywhere in the text (or than 1e-4). Anything else is a defect: a draft that was taken though the
+trunk disagreed, or a state that was not rolled back, which moves rows by nats.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ Verdict = Literal["near-tie", "defect"]
 
 _N_TOP = 20
 _SLACK = 3.0
+_ROUNDING = 1e-4  # nats
 
 
 class Fork(NamedTuple):
@@ -67,7 +70,7 @@ def judge_fork(difference: float, shape_difference: float, *, follows_own_row: b
         shape_difference: the largest between plain rows and rows decoded in blocks, nats.
         follows_own_row: whether the drafting way's token is the one that its own row gives.
     """
-    return "near-tie" if follows_own_row and difference <= _SLACK * shape_difference else "defect"
+    return "near-tie" if follows_own_row and difference <= max(_ROUNDING, _SLACK * shape_difference) else "defect"
 
 
 def _top(row: Row) -> npt.NDArray[np.intp]:
