@@ -96,19 +96,23 @@ class Seat:
 class AuditSession:
     """A group: base and the tiers that sit beside it in one worker.
 
+    Args:
+        tier_settings: the arithmetic of each tier where it is not base's, for noise floors; n_ctx and n_batch are base's.
+
     Raises:
         InputError: a tier's vocabulary has another size than base's.
         EngineError: the library refused a file.
     """
 
-    def __init__(self, base: Path, tiers: Sequence[Path], settings: ContextSettings, offload: Offload, tokens: Tokens) -> None:
+    def __init__(self, base: Path, tiers: Sequence[Path], settings: ContextSettings, offload: Offload, tokens: Tokens,
+                 tier_settings: Sequence[ContextSettings] = ()) -> None:
         self._settings, self._tokens = settings, tokens
         self._blocks = blocks_of(settings.n_ctx, min(settings.n_batch, settings.n_ctx))
         self._seats: list[Seat] = []
         n_outputs_max = max(1, max(block.last - block.first for block in self._blocks))
         try:
-            for path in (base, *tiers):
-                self._seats.append(Seat(path, settings, offload, n_outputs_max))
+            for path, own in zip((base, *tiers), (settings, *(tier_settings or [settings] * len(tiers))), strict=True):
+                self._seats.append(Seat(path, own, offload, n_outputs_max))
                 check_vocabulary(self._seats[0].model, self._seats[-1].model)
         except Exception:
             self.close()
@@ -163,9 +167,9 @@ class PanelSession:
             seat.close()
         self._scorer = Scorer()
 
-    def score_tier(self, path: Path) -> Iterator[ChunkRows]:
-        """One tier's rows of every chunk of the panel."""
-        seat = Seat(path, self._settings, self._offload, self._n_outputs_max)
+    def score_tier(self, path: Path, settings: ContextSettings | None = None) -> Iterator[ChunkRows]:
+        """One tier's rows of every chunk of the panel; in other settings than base's, if there are any."""
+        seat = Seat(path, settings or self._settings, self._offload, self._n_outputs_max)
         try:
             if (seat.model.n_vocab, seat.model.add_bos, seat.model.bos) != (self._n_vocab, *self._base_vocab_bos):
                 raise InputError(_vocabulary_message(self._n_vocab, seat.model))
@@ -209,7 +213,6 @@ def scratch_array(folder: Path, shape: tuple[int, ...]) -> Logits:
 
 
 def empty_rows(tokens: Tokens, chunk: int) -> Rows:
-    """The rows of one chunk before they are scored; `tokens` are the chunk's."""
     """The rows of a chunk with its tokens, before anything is scored."""
     first, last = len(tokens) // 2, len(tokens) - 1
     rows = np.zeros(last - first, ROW_DTYPE)
@@ -293,10 +296,10 @@ def open_panel(state: WorkerState, **arguments: Any) -> None:
     state.open(lambda: PanelSession(**arguments))
 
 
-def score_panel(state: WorkerState, *, path: Path) -> Iterator[ChunkRows]:
+def score_panel(state: WorkerState, *, path: Path, settings: ContextSettings | None = None) -> Iterator[ChunkRows]:
     """Command: the rows of one tier over the panel, one item a chunk."""
     assert isinstance(state.session, PanelSession)
-    return state.session.score_tier(path)
+    return state.session.score_tier(path, settings)
 
 
 def close_group(state: WorkerState) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.core.errors import EngineCrash, EngineError, InputError, QuantkitError
-from quantkit.core.files import sha256_file
+from quantkit.core.files import sha256_file, sha256_json
 from quantkit.core.units import format_bytes
 from quantkit.engine.lockstep import close_group, open_audit, open_panel, score, score_panel
 from quantkit.engine.pool import WorkerPool
@@ -26,6 +26,8 @@ from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import PackReference
 
 _CHUNKS_A_TASK = 4
+
+Writer = Callable[[Subject, Mapping[int, Rows]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,25 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
             waiting.append(tier)
         except (InputError, EngineCrash, EngineError) as error:
             failed[tier.name] = error
-    if waiting:
-        failed |= _Audit(run, pool, evaluation, base, progress).measure(waiting, options)
-    return failed
+    def write(tier: Subject, chunks: Mapping[int, Rows]) -> None:
+        write_tier(run, evaluation, base.sha256, tier, chunks)
+        run.shortfall(tier.name).unlink(missing_ok=True)  # of a pack that it was measured against before
+
+    return failed | measure_rows(run, pool, evaluation, base, waiting, progress, options, write)
+
+
+def measure_rows(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject],
+                 progress: Progress, options: AuditOptions, write: Writer, *, step: str = "audit") -> dict[str, QuantkitError]:
+    """Run base and tiers over the evaluation's chunks; what a killed run left in part files is not run again.
+
+    Args:
+        write: gets each tier with the rows of every chunk, once they are all there.
+        step: what the progress is called.
+
+    Returns:
+        The tiers that failed, each with its error.
+    """
+    return _Audit(run, pool, evaluation, base, progress, write, step).measure(tiers, options) if tiers else {}
 
 
 def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: str, q_sha256: str, *,
@@ -80,8 +98,10 @@ def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier:
 class _Audit:
     """One audit under way: which chunks of which tier are there, and the loop that fills the gaps."""
 
-    def __init__(self, run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, progress: Progress) -> None:
+    def __init__(self, run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, progress: Progress,
+                 write: Writer, step: str) -> None:
         self._run, self._pool, self._evaluation, self._base, self._progress = run, pool, evaluation, base, progress
+        self._write, self._step = write, step
 
     def measure(self, tiers: Sequence[Subject], options: AuditOptions) -> dict[str, QuantkitError]:
         """Measure group by group; a group that dies is tried again tier by tier, so that the culprit is found."""
@@ -116,7 +136,7 @@ class _Audit:
         with ExitStack() as stack:
             files = [stack.enter_context(self._part_file(tier)) for tier in tiers]
             missing = [int(c) for c in evaluation.chunks if any(int(c) not in file.chunks for file in files)]
-            self._progress.start("audit " + " ".join(tier.name for tier in tiers), len(evaluation.chunks) * len(tiers))
+            self._progress.start(self._name(tiers), len(evaluation.chunks) * len(tiers))
             self._progress.advance((len(evaluation.chunks) - len(missing)) * len(tiers))
             for i, rows in self._panels(tiers, missing, layout) if layout.uses_panels else self._lockstep(tiers, missing):
                 if int(rows["chunk"][0]) not in files[i].chunks:
@@ -124,10 +144,17 @@ class _Audit:
                 self._progress.advance()
             self._progress.finish()
         for tier, file in zip(tiers, files, strict=True):
-            self._write_results(tier, file)
+            self._write(tier, file.chunks)
+            self._part_path(tier).unlink()
+
+    def _name(self, tiers: Sequence[Subject]) -> str:
+        return " ".join([self._step, *(tier.name for tier in tiers)])
 
     def _part_path(self, tier: Subject) -> Path:
-        return self._run.parts / "audit" / f"{self._evaluation.audit_id(self._base.sha256, tier.sha256)}.rows"
+        audit_id = self._evaluation.audit_id(self._base.sha256, tier.sha256)
+        if tier.settings is not None:
+            audit_id = sha256_json({"audit_id": audit_id, "settings": dataclasses.asdict(tier.settings)})
+        return self._run.parts / "audit" / f"{audit_id}.rows"
 
     def _part_file(self, tier: Subject) -> PartFile:
         return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens)
@@ -136,9 +163,9 @@ class _Audit:
         """Rows of one chunk and one tier at a time, the tier by its index."""
         if not chunks:
             return
-        name = "audit " + " ".join(tier.name for tier in tiers)
+        name, settings = self._name(tiers), self._evaluation.settings
         buffers = self._pool.broadcast(f"load {name}", open_audit, base=self._base.path, tiers=tuple(t.path for t in tiers),
-                                       **self._common())
+                                       tier_settings=tuple(t.settings or settings for t in tiers), **self._common())
         allocated = sum(b.size_bytes for own in buffers for b in own if "Mapped" not in b.device)
         self._progress.note(f"llama.cpp allocated {format_bytes(allocated)} besides the mapped files")
         tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
@@ -155,18 +182,14 @@ class _Audit:
             self._pool.each("base rows", open_panel, [{"base": self._base.path, "chunks": shard, "folder": self._run.parts,
                                                        **self._common()} for shard in shards])
             for i, tier in enumerate(tiers):  # as many tasks as panels: each worker gets one
-                for item in self._pool.stream(f"audit {tier.name}", score_panel, [{"path": tier.path}] * len(shards)):
+                task = {"path": tier.path, "settings": tier.settings}
+                for item in self._pool.stream(self._name([tier]), score_panel, [task] * len(shards)):
                     yield i, item.tiers[0]
             self._pool.broadcast("close", close_group)
 
     def _common(self) -> dict[str, Any]:
         evaluation = self._evaluation
         return {"settings": evaluation.settings, "offload": evaluation.offload, "tokens": evaluation.tokens}
-
-    def _write_results(self, tier: Subject, file: PartFile) -> None:
-        write_tier(self._run, self._evaluation, self._base.sha256, tier, file.chunks)
-        self._run.shortfall(tier.name).unlink(missing_ok=True)  # of a pack that it was measured against before
-        self._part_path(tier).unlink()
 
 
 def write_tier(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: Subject, chunks: Mapping[int, Rows],

@@ -30,11 +30,16 @@ ROWS_VERSION = 1  # raised when the meaning of a row changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A file that takes part: base or a tier, known by its bytes."""
+    """A file that takes part: base or a tier, known by its bytes.
+
+    Attributes:
+        settings: its arithmetic where that is not the evaluation's, for noise floors.
+    """
 
     name: str
     model: ModelInfo
     sha256: str
+    settings: ContextSettings | None = None
 
     @property
     def path(self) -> Path:
