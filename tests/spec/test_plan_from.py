@@ -34,7 +34,7 @@ def rules(model: ModelInfo) -> list[tuple[str, str, str]]:
     return [("default", "", tier.default), *((r.match, r.layers, r.type) for r in tier.rules)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), n_nextn=st.sampled_from([0, 1]), n_expert=st.sampled_from([0, 2]), tied=st.booleans())
 def test_law_of_giving_the_file_again(data: st.DataObject, n_nextn: int, n_expert: int, tied: bool) -> None:
     """Whatever types the matrices have."""

@@ -21,6 +21,7 @@ from quantkit.core.errors import EnvironmentFault, InputError
 
 _RETRY_ON = (408, 429, 500, 502, 503, 504)
 _STEP = 1 << 20
+_TIMEOUT_S = 60.0  # without a byte
 _SHOWN_CHARACTERS = 300
 
 
@@ -63,7 +64,7 @@ class Hub:
 
         with _hub_errors(f"asking for {self.repo_id}"):
             try:
-                commit: str | None = self._api.repo_info(self.repo_id, revision=revision).sha
+                commit: str | None = self._api.repo_info(self.repo_id, revision=revision, timeout=_TIMEOUT_S).sha
             except RepositoryNotFoundError:
                 return None
         if commit is None:
@@ -124,7 +125,7 @@ class Hub:
             url = f"{self.endpoint}/{self.repo_id}/resolve/{quote(commit, safe='')}/{quote(file.path)}"
             headers = {**self._utils.build_hf_headers(library_name="quantkit"), "Range": f"bytes={start}-{start + n_bytes - 1}",
                        "Accept-Encoding": "identity"}
-            response = self._utils.http_backoff("GET", url, headers=headers, retry_on_status_codes=_RETRY_ON)
+            response = self._utils.http_backoff("GET", url, headers=headers, timeout=_TIMEOUT_S, retry_on_status_codes=_RETRY_ON)
             self._utils.hf_raise_for_status(response)
             content: bytes = response.content
         if response.status_code != 206 and len(content) == file.size_bytes:  # the whole file, from a server without ranges

@@ -6,28 +6,42 @@ the weights. A manifest, a plot's metadata or a card written by hand is where su
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from quantkit.core.units import MIB
 from quantkit.spec.gguf_part import ArrayValue, read_part
 
 _STEP = 4 * MIB
 _OVERLAP = 4096
-_SHOWN = 60
 
-# A path is told from a part of an address or of base64 by what stands before it.
-_PATTERNS = {
-    "an absolute path": re.compile(
-        rb"(?<![\w.:/~+-])/(?:home|Users|root|tmp|mnt|media|data|workspace|var|opt|srv|private|scratch|usr|etc)/[\w.@~+-]"
-        rb"[^\s\"'<>|)\]},]*|(?<!\w)[A-Za-z]:\\{1,2}Users\\[^\s\"'<>|]*|file:///[^\s\"'<>|]*"),
-    "an access token": re.compile(
-        rb"(?<![A-Za-z0-9_])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}|sk-[A-Za-z0-9_-]{32,}"
-        rb"|AKIA[0-9A-Z]{16}|xox[abprs]-[A-Za-z0-9-]{20,}|glpat-[A-Za-z0-9_-]{20,})"),
-    "a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-}
+class _Leak(NamedTuple):
+    """What is looked for: a pattern that begins with fixed text, which is found fast, without a byte of `not_after` before it."""
+
+    kind: str
+    pattern: re.Pattern[bytes]
+    not_after: re.Pattern[bytes] | None = None
+    n_shown: int = 60
+
+
+_PART_OF_A_WORD = re.compile(rb"[A-Za-z0-9_]")
+_PART_OF_AN_ADDRESS = re.compile(rb"[\w.:/~+-]")  # or of base64
+_LEAKS = (
+    _Leak("an absolute path", re.compile(
+        rb"/(?:home|Users|root|tmp|mnt|media|data|workspace|var|opt|srv|private|scratch|usr|etc)/[\w.@~+-][^\s\"'<>|)\]},]*"),
+        _PART_OF_AN_ADDRESS),
+    _Leak("an absolute path", re.compile(rb":\\{1,2}Users\\[^\s\"'<>|]*")),
+    _Leak("an absolute path", re.compile(rb"file:///[^\s\"'<>|]*")),
+    *(_Leak("an access token", re.compile(pattern), _PART_OF_A_WORD, 6) for pattern in (
+        rb"hf_[A-Za-z0-9]{30,}", rb"gh[pousr]_[A-Za-z0-9]{30,}", rb"github_pat_[A-Za-z0-9_]{30,}", rb"sk-[A-Za-z0-9_-]{32,}",
+        rb"AKIA[0-9A-Z]{16}", rb"xox[abprs]-[A-Za-z0-9-]{20,}", rb"glpat-[A-Za-z0-9_-]{20,}")),
+    _Leak("a private key", re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"), None, 6),
+)
 
 
 def find_leaks(path: Path, folder: Path) -> list[str]:
@@ -40,9 +54,19 @@ def find_leaks(path: Path, folder: Path) -> list[str]:
     Raises:
         GgufError: a model whose header is damaged.
     """
-    patterns = {**_PATTERNS, **_own_patterns(folder)}
-    return [f"{kind} ({_shown(kind, match)}) at {where}" for kind, pattern in patterns.items()
-            for where, text in _texts(path) for match in [pattern.search(text)] if match]
+    leaks = (*_LEAKS, *_own_leaks(folder))
+    found = [f"{leak.kind} ({shown}) at {where}" for where, text in _texts(path) for leak in leaks
+             if (shown := _first_match(leak, text))]
+    return list(dict.fromkeys(found))
+
+
+def _first_match(leak: _Leak, text: bytes) -> str:
+    """Enough of the first match to find it, and of a secret no more than its beginning; "" for none."""
+    for match in leak.pattern.finditer(text):
+        before = text[max(0, match.start() - 1):match.start()]
+        if leak.not_after is None or not leak.not_after.match(before):
+            return match[0][:leak.n_shown].decode(errors="replace") + ("..." if len(match[0]) > leak.n_shown else "")
+    return ""
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -59,22 +83,15 @@ def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
             at, tail = at + len(piece), piece[-_OVERLAP:]
 
 
-def _own_patterns(folder: Path) -> dict[str, re.Pattern[bytes]]:
+def _own_leaks(folder: Path) -> list[_Leak]:
     """This machine's own: the run's folder, the home folder, and a host name that is no ordinary word."""
-    found = {"the path of the run": re.escape(str(folder.resolve()).encode())}
-    try:
-        home = str(Path.home())
-    except RuntimeError:
-        home = "/"
-    if home.count("/") > 1:
-        found["the home folder"] = re.escape(home.encode())
+    found = [_Leak("the path of the run", re.compile(re.escape(os.fsencode(folder.resolve()))))]
+    with contextlib.suppress(RuntimeError):  # no home
+        home = Path.home()
+        if len(home.parts) > 2:
+            found.append(_Leak("the home folder", re.compile(re.escape(os.fsencode(home)))))
     host = socket.gethostname().split(".")[0]
     if len(host) > 5 and not host.isalpha():
-        found["the host's name"] = rb"(?<![A-Za-z0-9-])" + re.escape(host.encode()) + rb"(?![A-Za-z0-9-])"
-    return {kind: re.compile(pattern) for kind, pattern in found.items()}
-
-
-def _shown(kind: str, match: re.Match[bytes]) -> str:
-    """Enough to find it, and of a secret no more than its beginning."""
-    length = 6 if kind in ("an access token", "a private key") else _SHOWN
-    return match[0][:length].decode(errors="replace") + ("..." if len(match[0]) > length else "")
+        found.append(_Leak("the host's name", re.compile(re.escape(host.encode()) + rb"(?![A-Za-z0-9-])"),
+                           re.compile(rb"[A-Za-z0-9-]")))
+    return found

