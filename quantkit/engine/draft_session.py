@@ -29,6 +29,9 @@ from quantkit.engine.worker import WorkerState
 from quantkit.measure.sampling import Sampler
 from quantkit.spec.mtp_records import Rollback
 
+#: A drafting trunk can give so many more rows a decode than its drafts need: `block_rows` looks at longer blocks too.
+MORE_ROWS = 4
+
 
 class LlamaTrunk:
     """A context of the trunk that can forget the end of its sequence.
@@ -159,7 +162,7 @@ class DraftSession:
         self._closing: list[Any] = []
         try:
             self.trunk = LlamaTrunk(self._models.get(trunk, load_mtp=trunk == head), settings, n_draft=n_draft,
-                                    n_outputs_max=n_draft + 1, snapshots=snapshots)
+                                    n_outputs_max=n_draft + 1 + MORE_ROWS, snapshots=snapshots)
             self._closing.append(self.trunk)
             self.head = MtpHead(self._models.get(head, load_mtp=True), self.trunk.context, settings, n_outputs_max=1)
             self._closing.append(self.head)

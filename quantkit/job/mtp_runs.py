@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.engine.draft import Generation
-from quantkit.engine.draft_session import block_rows, generate, open_draft, open_plain, peak_memory
+from quantkit.engine.draft_session import MORE_ROWS, block_rows, generate, open_draft, open_plain, peak_memory
 from quantkit.engine.lockstep import close_group
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
@@ -29,7 +29,6 @@ from quantkit.spec.mtp_records import ForkRecord, Mode, Rollback
 from quantkit.spec.protocol import MtpSpec
 
 _N_WATCHED = 32  # rows of a text from which the effect of batch shapes is known
-_MORE_SHAPES = 4  # blocks so much longer than a draft are looked at too
 
 
 class Turn(NamedTuple):
@@ -201,7 +200,7 @@ def _diagnose(arms: Arms, runs: Runs, prompt: Prompt, n_draft: int, spec: MtpSpe
         return record
     difference = row_difference(one[at], other[at])
     shape_difference = 0.0
-    for n_block in range(2, n_draft + 1 + _MORE_SHAPES + 1):
+    for n_block in range(2, n_draft + 1 + MORE_ROWS + 1):
         blocks = arms.block_rows(prompt, plain, n_block, watch)
         shape_difference = max(shape_difference, *(row_difference(one[i], blocks[i]) for i in watch))
     follows = choose(other[at], place, sampler) == record.drafted

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from quantkit.cli.mtp import mtp
 from quantkit.core.errors import CheckFailed
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import Offload
+from quantkit.job.evaluation import context_settings
 from quantkit.job.mtp_check import mtp_path, require_passed
 from quantkit.job.mtp_files import split_model, strip_head
+from quantkit.job.mtp_prompts import Prompt
+from quantkit.job.mtp_runs import ArmFiles, Arms, Runs, find_forks
 from quantkit.job.mtp_standalone import check_file, matrix_files
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import RunFolder
@@ -93,6 +100,28 @@ def test_a_head_in_its_own_file_and_a_trunk_without_one(tiny_model: Path, tmp_pa
     acceptance, speed = write_mtp_report(RunFolder(path=tmp_path / "run"))
     assert "| bare | not applicable: no MTP head |" in acceptance
     assert [line for line in speed.splitlines() if line.startswith("| bare | none |")]
+
+
+def test_a_token_that_was_put_in_by_hand_is_a_defect_though_rows_are_near(shared: Path) -> None:
+    """The rows of all block lengths come from llama.cpp; the token after them comes from here."""
+    model = shared / "oracle" / "stock-Q4_K_M.gguf"
+    prompt = Prompt(index=0, source="here", tokens=np.array([260, 220, 16, 24, 23, 15, 82, 305], np.int32))
+    files = ArmFiles(name="t", trunk=model, head=model, settings=context_settings(PROTOCOL.mtp), offload=Offload(), n_draft_max=2)
+    with WorkerPool(1) as plain, WorkerPool(1) as drafting:
+        arms = Arms(files, plain, drafting, together=True, warm_up={}, n_warmup=0)
+        runs = Runs("sampled")
+        for n_draft in (0, 2):
+            runs.add(n_draft, 0, arms.run(prompt, 24, n_draft, prompt.sampler(PROTOCOL.mtp)))
+        assert all(fork.verdict == "near-tie" for fork in find_forks(arms, runs, [prompt], PROTOCOL.mtp))
+        found = runs.found[2, 0][0]
+        wrong = (*found.tokens[:7], found.tokens[7] + 1, *found.tokens[8:])
+        runs.found[2, 0] = [dataclasses.replace(found, tokens=wrong)]
+        (fork,) = find_forks(arms, runs, [prompt], PROTOCOL.mtp)
+    assert (fork.position, fork.verdict) == (7, "defect")
+    assert fork.difference is not None
+    assert fork.shape_difference is not None
+    assert fork.difference < 0.5
+    assert fork.shape_difference < 0.5
 
 
 def test_matrix_of_one_trunk_and_two_heads(shared: Path, tiny_model: Path, tmp_path: Path) -> None:
