@@ -149,7 +149,7 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
     with open_session(base_path, protocol, run_path, progress, options) as session:
         model, pool = session.base.model, session.pool
         first = [resolve_tier(pool, model, protocol, tier, None) for tier in chosen]  # refusals come before any work
-        matrix, path = _importance_matrix(session, first, overlaps)
+        matrix, path = importance_matrix(session, first, overlaps)
         lengths = matrix.lengths() if matrix is not None else {}
         plans = [resolve_tier(pool, model, protocol, tier, lengths) for tier in chosen]
         importances = None
@@ -255,7 +255,7 @@ def _stem(path: Path) -> str:
     return stem.encode()[:200].decode(errors="ignore")
 
 
-def _importance_matrix(session: Session, plans: Sequence[Plan],
+def importance_matrix(session: Session, plans: Sequence[Plan],
                        overlaps: Sequence[Overlap] | None) -> tuple[Imatrix | None, Path | None]:
     """The matrix that the tiers use: given, collected before, or collected now; none where no tier uses one."""
     run, options, protocol = session.run, session.options, session.protocol

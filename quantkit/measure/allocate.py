@@ -9,6 +9,7 @@ search that was cut short says how far from the best it may be.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,8 @@ def allocate(items: Sequence[Sequence[Option]], budget_bytes: int, *, tolerance:
     """
     smallest = sum(min(option.size_bytes for option in options) for options in items)
     if smallest > budget_bytes:
-        raise InputError(f"expected a budget of at least {smallest} bytes, which the smallest types allowed take, got {budget_bytes}")
+        raise InputError(f"expected a budget of at least {smallest} bytes, the least that the types allowed take, got "
+                         f"{budget_bytes}: allow lower types, or lower the floors")
     largest = sum(max(option.size_bytes for option in options) for options in items)
     least = int(np.ceil(min(budget_bytes, largest) * (1 - tolerance))) if tolerance else 0
     return _solve(items, least, budget_bytes) or _require(_solve(items, 0, budget_bytes))
@@ -78,7 +80,7 @@ def _solve(items: Sequence[Sequence[Option]], least: int, most: int) -> Allocati
         if result.x is None:
             return None
         starts = np.searchsorted(owner, np.arange(len(items) + 1))
-        picks = tuple(int(np.argmax(result.x[a:b])) for a, b in zip(starts, starts[1:], strict=False))
+        picks = tuple(int(np.argmax(result.x[a:b])) for a, b in pairwise(starts))
         total = sum(options[pick].size_bytes for options, pick in zip(items, picks, strict=True))
         if total <= most:
             value = float(sum(options[pick].cost for options, pick in zip(items, picks, strict=True)))

@@ -1,4 +1,4 @@
-"""The statistics of a plan search: which articles serve which purpose, what an unmeasured type would cost, and what proves progress.
+"""The statistics of a plan search: which articles serve which purpose, what a type would cost, and what proves progress.
 
 Choosing among plans on some text makes the best look better than it is on that text, so the articles are dealt once into three
 sets, by a seed: to search on, to select on, to report on. Chunks that a report uses were seen by nothing before.
@@ -87,7 +87,7 @@ def predict_cost(error: float, measured: Sequence[tuple[float, float]]) -> float
 
 
 def smooth_costs(errors: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Costs of all types of a tensor from one line through the measured ones: ln KLD = a + b·ln D, least squares, b from 0.5 to 1.5.
+    """Costs of all types of a tensor from one line through the measured ones: ln KLD = a + b·ln D, least squares, b in 0.5 .. 1.5.
 
     Measured on few chunks, a single cost is noisy; the line borrows strength from the others.
     """

@@ -122,7 +122,7 @@ class Plan:
 
     def override_patterns(self) -> tuple[Override, ...]:
         """The overrides as the library takes them: one anchored, escaped ECMAScript pattern for each tensor."""
-        return tuple(Override(f"^{_SYNTAX.sub(_escape, name)}$", type_) for name, type_ in self.overrides().items())
+        return tuple(anchored(name, type_) for name, type_ in self.overrides().items())
 
     def notes(self) -> tuple[str, ...]:
         """What a reader must know before believing the tier's name, one sentence each."""
@@ -158,6 +158,11 @@ class Plan:
             raise PlanError(f"expected the plan of tier {plan.tier} to agree with its own rows, got another {wrong}: "
                             "plan the tier again")
         return plan
+
+
+def anchored(name: str, type_name: str) -> Override:
+    """An override that fits one tensor's name alone: anchored, ECMAScript's syntax characters escaped."""
+    return Override(f"^{_SYNTAX.sub(_escape, name)}$", type_name)
 
 
 def tensor_size(shape: tuple[int, ...], type_name: str) -> int:

@@ -85,9 +85,9 @@ def choose_types(model: ModelInfo, tier: Tier, spec: PlanSpec) -> dict[str, Choi
             _refuse_idle(ranked, matched, by_mtp, model, tier)
         for name in reached:
             matches[name].append(ranked)
-    choices = {name: _raise_gate(name, _choose(name, rules, model, tier)) for name, rules in matches.items()
+    choices = {name: raise_gate(name, _choose(name, rules, model, tier)) for name, rules in matches.items()
                if name not in by_mtp}
-    return choices | {name: _raise_gate(name, Choice(spec.mtp_type, "mtp_type", True)) for name in by_mtp}
+    return choices | {name: raise_gate(name, Choice(spec.mtp_type, "mtp_type", True)) for name in by_mtp}
 
 
 def _ranked(tier: Tier, spec: PlanSpec) -> Iterator[Ranked]:
@@ -139,7 +139,8 @@ def _exact(side: str, name: str, rules: Sequence[Ranked], tier: Tier) -> Choice 
     return Choice(best.rule.type, best.label, True)
 
 
-def _raise_gate(name: str, choice: Choice) -> Choice:
+def raise_gate(name: str, choice: Choice) -> Choice:
+    """A choice for a gate raised to its floor; any other tensor's as it is."""
     if _GATE.search(name) and bits(choice.type) < bits(GATE_FLOOR):
         return Choice(GATE_FLOOR, f"gate floor {GATE_FLOOR}, above {choice.rule}", False)
     return choice
