@@ -6,7 +6,8 @@ order inside a rank never matters. Rules that name a floor (`at_least`), of any 
 and never lower it.
 
     kept      what the library leaves alone (`spec.quantizable`) and `ssm_dt`: no rule reaches it
-    gates     `ssm_alpha`, `ssm_beta`, `ssm_ba`: their errors add up along a sequence, so never below Q8_0
+    gates     `ssm_alpha`, `ssm_beta`, `ssm_ba`: their errors add up along a sequence, so never below Q8_0, unless an exact rule has
+              the tensor's whole name: whoever writes `blk.0.ssm_alpha.weight` means it, as in another publisher's plan
     MTP       the whole block gets `mtp_type` and rules pass it by; with `mtp_type` "" it is treated like the trunk, where rules
               without a layer range match it
     tied      without an output matrix `token_embd` is the output: rules that match either name apply, the higher type wins
@@ -37,11 +38,15 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 class Choice(NamedTuple):
-    """A type and what chose it. `exact`: the protocol names this type for this tensor, it is no default and no floor."""
+    """A type and what chose it. `exact`: the protocol names this type for this tensor, it is no default and no floor.
+
+    `by_name`: and it does so by the tensor's whole name, without a wildcard.
+    """
 
     type: str
     rule: str
     exact: bool
+    by_name: bool = False
 
 
 class Ranked(NamedTuple):
@@ -136,12 +141,12 @@ def _exact(side: str, name: str, rules: Sequence[Ranked], tier: Tier) -> Choice 
     if not named:
         return None
     best = max(named, key=lambda r: r.rank)
-    return Choice(best.rule.type, best.label, True)
+    return Choice(best.rule.type, best.label, True, by_name=not set(best.rule.match) & set("*?["))
 
 
 def raise_gate(name: str, choice: Choice) -> Choice:
     """A choice for a gate raised to its floor; any other tensor's as it is."""
-    if _GATE.search(name) and bits(choice.type) < bits(GATE_FLOOR):
+    if _GATE.search(name) and not choice.by_name and bits(choice.type) < bits(GATE_FLOOR):
         return Choice(GATE_FLOOR, f"gate floor {GATE_FLOOR}, above {choice.rule}", False)
     return choice
 

@@ -129,6 +129,10 @@ class TestGates:
             "blk.0.ssm_beta.weight": "gate floor Q8_0, above rule 1: *.ssm_beta.weight",
             "blk.0.ssm_ba.weight": "rule 2: *.ssm_ba.weight"}
 
+    def test_a_rule_with_the_whole_name_means_it(self) -> None:
+        plan = resolve(tiny(more=self.MORE), rule("blk.0.ssm_beta.weight", "Q4_K"), rule("blk.?.ssm_ba.weight", "Q4_K"))
+        assert [types(plan)[f"blk.0.ssm_{name}.weight"] for name in ("alpha", "beta", "ba")] == ["Q8_0", "Q4_K", "Q8_0"]
+
     def test_the_rest_of_the_recurrence_stays(self) -> None:
         more = {"blk.0.ssm_conv1d.weight": ((4, 256), "F32"), "blk.0.ssm_a": ((16, 256), "F32"),
                 "blk.0.ssm_dt.bias": ((256,), "F32"), "blk.0.ssm_dt.weight": ((32, 256), "BF16")}
