@@ -39,7 +39,7 @@ class ThinEntry:
 class Coverage:
     """What of a matrix a plan can use. Names are in the order of the base, unknown ones sorted. `match` is 0 to 1, more is better.
 
-    `needed` are the tensors whose planned type cannot be written without importances, `unused` entries of tensors that keep
+    `needed` are the tensors whose type cannot be written, or could not be kept, without importances, `unused` entries of tensors that keep
     their type.
     """
 
@@ -87,7 +87,7 @@ def check_coverage(plan: Plan, imatrix: Imatrix, spec: ImatrixSpec) -> Coverage:
     lookups = tuple(name for name, row in used.items() if is_lookup(name, row.role, tied=tied) and name not in imatrix.entries)
     coverage = Coverage(
         matched=tuple(name for name in used if name in imatrix.entries),
-        needed=tuple(name for name, row in used.items() if needs_imatrix(name, row.type, plan.ftype)),
+        needed=tuple(name for name, row in used.items() if _is_needed(row, plan.ftype)),
         without_entry=tuple(name for name in used if name not in imatrix.entries and name not in lookups),
         lookups=lookups,
         unused=tuple(name for name in rows if name in imatrix.entries and name not in used),
@@ -101,6 +101,15 @@ def check_coverage(plan: Plan, imatrix: Imatrix, spec: ImatrixSpec) -> Coverage:
         _check_entry(used[name], imatrix.entries[name])
     _check_needed(plan, coverage, imatrix, spec)
     return coverage
+
+
+def _is_needed(row: PlanRow, ftype: str) -> bool:
+    """Whether importances are missed where there are none: by the type, or by the type that was wanted of a trunk matrix.
+
+    The plan gives what lacks importances a larger type. That is right for the MTP block, the embedding and the output, which most
+    matrices leave out; a matrix without a part of the trunk is broken.
+    """
+    return needs_imatrix(row.name, row.type, ftype) or (row.role == "trunk" and row.change == "no imatrix")
 
 
 def _match(plan: Plan, imatrix: Imatrix) -> float:
@@ -141,7 +150,7 @@ def _check_entry(row: PlanRow, entry: ImatrixEntry) -> None:
 
 
 def _check_needed(plan: Plan, coverage: Coverage, imatrix: Imatrix, spec: ImatrixSpec) -> None:
-    types = {row.name: row.type for row in plan.rows}
+    types = {row.name: row.wanted if row.change == "no imatrix" else row.type for row in plan.rows}
     if missing := [f"{name} ({types[name]})" for name in coverage.needed if name not in imatrix.entries]:
         raise ImatrixError(f"tier {plan.tier}: expected importances for every tensor whose type needs them, got "
                            f"{_names('none for', missing)}; collect a matrix that covers them, or plan with this one")

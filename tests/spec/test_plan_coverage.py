@@ -106,6 +106,14 @@ class TestNeeded:
         with pytest.raises(ImatrixError, match=rf"none for 1 \({without}.*IQ2_XXS\)\); collect"):
             check(plan, matrix_of(DENSE, without=without))
 
+    def test_what_the_plan_made_larger_for_want_of_them_is_missed_in_the_trunk_alone(self) -> None:
+        trunk, head = matrix_of(DENSE, without=UP), matrix_of(DENSE, without="blk.2.")
+        plans = [resolve(DENSE, default="IQ2_XXS", imatrix=matrix.lengths()) for matrix in (trunk, head)]
+        assert [len(plan.no_imatrix) > 0 for plan in plans] == [True, True]
+        with pytest.raises(ImatrixError, match=rf"none for 1 \({UP} \(IQ2_XXS\)\); collect"):
+            check(plans[0], trunk)
+        assert len(check(plans[1], head).without_entry) == 8
+
     def test_types_that_need_none_may_go_without(self) -> None:
         coverage = check(resolve(DENSE, default="Q4_K"), matrix_of(DENSE, without=UP))
         assert (coverage.without_entry, coverage.needed, coverage.match) == ((UP,), (), 13 / 14)
