@@ -116,7 +116,7 @@ def count_quantiles(cells: Cells, source: Source, text: Text, design: str) -> No
     articles = group_by(text.articles)
     if too_few(articles) is not None:
         return
-    t = student_quantile(0.975, articles.n_effective - 1)
+    t = student_quantile(0.975, max(1.0, articles.n_effective_whole - 1))
     for name, tier in text.tiers.items():
         truth = source.truths[name].quantiles
         for kind, ranked in tier.tokens.items():

@@ -40,6 +40,15 @@ class Groups:
         n = int(self.sizes.sum())
         return n * n / float(np.square(self.sizes).sum()) if n else 0.0
 
+    @property
+    def n_effective_whole(self) -> float:
+        """(Σ n_g²)² / Σ n_g⁴: the effective number where whole groups move together, so that a sum's variance goes with n_g².
+
+        At most `n_effective`, which holds where observations move by themselves; 0 without observations.
+        """
+        squares = np.square(self.sizes.astype(np.float64))
+        return float(squares.sum() ** 2 / np.square(squares).sum()) if len(squares) else 0.0
+
     def sums(self, x: Floats) -> Floats:
         """Σ of the observations of each group, (G,)."""
         return np.bincount(self.index, weights=x, minlength=self.n_group).astype(np.float64, copy=False)

@@ -21,13 +21,15 @@ Rows = npt.NDArray[Any]  # of ROW_DTYPE
 class Statistic(NamedTuple):
     """How a published number comes from the mean of one observation a token.
 
-    `value` maps the mean to the number, `slope` is |d number / d mean|; `log` puts the error on θ = ln mean.
+    `value` maps the mean to the number, `slope` is |d number / d mean|; `log` puts the error on θ = ln mean. `no_interval` says
+    why there is none, where simulated ones did not hold their level.
     """
 
     observe: Callable[[Rows], Floats]
     value: Callable[[float], float]
     slope: Callable[[float], float]
     log: bool
+    no_interval: str | None = None
 
 
 def nll_base(rows: Rows) -> Floats:
@@ -104,10 +106,12 @@ def _one(mean: float) -> float:
     return 1.0
 
 
+_PPL = "no interval: perplexity says as much of the articles as of the model; its ratio to base's has one"
+
 #: Every mean that a summary publishes.
 STATISTICS: dict[str, Statistic] = {
-    "ppl_base": Statistic(nll_base, np.exp, np.exp, log=False),
-    "ppl_q": Statistic(nll_q, np.exp, np.exp, log=False),
+    "ppl_base": Statistic(nll_base, np.exp, np.exp, log=False, no_interval=_PPL),
+    "ppl_q": Statistic(nll_q, np.exp, np.exp, log=False, no_interval=_PPL),
     "ln_ppl_ratio": Statistic(nll_difference, _identity, _one, log=False),
     "ppl_drift": Statistic(nll_difference, np.expm1, np.exp, log=False),
     "kld": Statistic(kld, _identity, _one, log=True),

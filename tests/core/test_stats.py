@@ -29,6 +29,7 @@ def test_groups_count_from_zero_in_order_of_labels() -> None:
     assert groups.index.tolist() == [1, 0, 1, 2, 0, 1]
     assert groups.sizes.tolist() == [2, 3, 1]
     assert groups.n_effective == 36 / 14
+    assert groups.n_effective_whole == 14**2 / (2**4 + 3**4 + 1)
     assert groups.sums(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == [7, 10, 4]
     assert groups.means_without(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == [14 / 4, 11 / 3, 17 / 5]
 
@@ -36,6 +37,8 @@ def test_groups_count_from_zero_in_order_of_labels() -> None:
 def test_equal_groups_are_worth_their_number() -> None:
     assert group_by(np.repeat(np.arange(9), 5)).n_effective == 9.0
     assert group_by(np.empty(0, np.int32)).n_effective == 0.0
+    assert group_by(np.repeat(np.arange(9), 5)).n_effective_whole == 9.0
+    assert group_by(np.empty(0, np.int32)).n_effective_whole == 0.0
 
 
 def test_se_iid_by_hand() -> None:

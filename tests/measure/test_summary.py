@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import student_quantile
+from quantkit.core.stats import group_by, quantile_limits, student_quantile
 from quantkit.measure.numbers import Rows, p_diff
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import ROW_DTYPE, Estimate
@@ -203,13 +203,41 @@ def test_a_tier_better_than_base_keeps_its_sign() -> None:
 
 
 def test_quantiles_have_limits_where_the_tail_is_thick_enough() -> None:
-    got = summarize(make_rows(n_article=20, n_chunk=4, n_pos=25))  # 2000 tokens
-    median, p95, p999, top = (got.kld_quantile(q) for q in (0.5, 0.95, 0.999, 1.0))
+    rows = make_rows(n_article=20, n_chunk=8, n_pos=50)
+    got = summarize(rows)
+    median, p95, p99, p999, top = (got.kld_quantile(q) for q in (0.5, 0.95, 0.99, 0.999, 1.0))
     assert median.lo is not None
     assert median.hi is not None
     assert median.lo < median.value < median.hi
-    assert [p95.reason, p999.reason, top.reason] == [
-        None, "fewer than 16 tokens beyond the quantile", "an extreme has no interval"]
+    assert [p95.reason, p99.reason, top.reason] == [None, None, "an extreme has no interval"]
+    assert p999.reason == "no interval beyond 1 and 99 %: one article can make such a tail"
+    assert [p999.lo, p999.hi] == [None, None]
+    assert p999.value == np.quantile(rows["kld"], 0.999)
+    thin = summarize(make_rows(n_article=20, n_chunk=1, n_pos=50)).kld_quantile(0.99)  # 1000 tokens
+    assert thin.reason == "fewer than 16 tokens beyond the quantile"
+
+
+def test_perplexity_has_an_error_and_no_interval() -> None:
+    rows = make_rows()
+    got = summarize(rows).ppl_q
+    theta = np.array([w["nll_q"].mean() for w in (without(rows, a) for a in range(10))])
+    se = math.sqrt(9 / 10 * ((theta - theta.mean()) ** 2).sum())
+    assert got.se == pytest.approx(np.exp(rows["nll_q"].mean()) * se, rel=1e-10)
+    assert [got.lo, got.hi] == [None, None]
+    assert got.reason is not None
+    assert got.reason.startswith("no interval: perplexity says as much of the articles")
+
+
+def test_a_quantiles_degrees_of_freedom_are_of_whole_articles() -> None:
+    rows = make_rows(n_article=20, n_chunk=4, n_pos=40)
+    rows = rows[(rows["article"] >= 5) | (rows["chunk"] % 4 == 0)]  # five articles of one chunk, fifteen of four
+    articles = group_by(rows["article"])
+    n = np.array([1.0] * 5 + [4.0] * 15)
+    df = (n**2).sum() ** 2 / (n**4).sum() - 1
+    assert articles.n_effective_whole - 1 == pytest.approx(df)
+    want = quantile_limits(rows["kld"], 0.9, articles, student_quantile(0.975, df))
+    got = summarize(rows).kld_quantile(0.9)
+    assert (got.lo, got.hi) == (want.lo, want.hi)
 
 
 def test_parts_in_any_order_give_the_same_bits() -> None:
