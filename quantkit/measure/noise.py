@@ -35,11 +35,12 @@ class KernelSettings(NamedTuple):
     n_ubatch: int
 
 
-def summarize_floor(rows: Rows, kernel: KernelSettings) -> KernelFloor:
+def summarize_floor(rows: Rows, kernel: KernelSettings, rows_sha256: str) -> KernelFloor:
     """A file against itself under one kernel.
 
     Args:
         rows: of `ROW_DTYPE`, the file in the evaluation's arithmetic as base and itself in the other one as tier.
+        rows_sha256: of the file that holds them.
 
     Raises:
         InputError: see `summary.summarize`.
@@ -47,7 +48,8 @@ def summarize_floor(rows: Rows, kernel: KernelSettings) -> KernelFloor:
     rows = sorted_rows(rows)
     chunks, articles = group_by(rows["chunk"]), group_by(rows["article"])
     return KernelFloor(
-        kernel=kernel.name, flash_attn=kernel.flash_attn, use_extra_bufts=kernel.use_extra_bufts, n_ubatch=kernel.n_ubatch,
+        rows_sha256=rows_sha256, kernel=kernel.name,
+        flash_attn=kernel.flash_attn, use_extra_bufts=kernel.use_extra_bufts, n_ubatch=kernel.n_ubatch,
         kld=estimate(rows, STATISTICS["kld"], chunks, articles), kld_max=float(kld(rows).max()),
         same_top_p=estimate(rows, STATISTICS["same_top_p"], chunks, articles),
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Records as JSON and back: nested frozen dataclasses of plain values, tuples, mappings and None."""
+"""Frozen records to plain JSON and back: the record's own fields are the keys, none may be missing and none may be added."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -22,28 +23,47 @@ def record_to_json(record: Any) -> Any:
     return record
 
 
-def record_from_json(cls: type[_Record], data: Any) -> _Record:
+def record_from_json(kind: type[_Record], data: Any) -> _Record:
     """The record that `record_to_json` wrote.
 
     Raises:
-        KeyError, TypeError: a key is missing, unknown, or of another kind.
+        KeyError, TypeError: a key is missing, unknown, or its value of another kind.
     """
-    return typing.cast(_Record, _read(cls, data))
+    return typing.cast(_Record, _read(kind, data))
 
 
 def _read(kind: Any, data: Any) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        assert isinstance(kind, type)
-        names = [field.name for field in dataclasses.fields(kind)]
-        if not isinstance(data, dict) or set(data) != set(names):
-            raise KeyError(f"expected the keys {', '.join(names)} for a {kind.__name__}")
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _read(hints[name], data[name]) for name in names})
+        hints = _hints(typing.cast(Any, kind))
+        if not isinstance(data, dict) or set(data) != set(hints):
+            found = ", ".join(sorted(data)) if isinstance(data, dict) else type(data).__name__
+            raise KeyError(f"expected the keys {', '.join(hints)} for a {getattr(kind, '__name__', kind)}, got {found}")
+        return typing.cast(Any, kind)(**{name: _read(hint, data[name]) for name, hint in hints.items()})
     if origin is types.UnionType:
         return None if data is None else _read(next(a for a in arguments if a is not type(None)), data)
     if origin is tuple:
         if not isinstance(data, list):
             raise TypeError(f"expected a list, got {type(data).__name__}")
         return tuple(_read(arguments[0], item) for item in data)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(data, dict):
+            raise TypeError(f"expected an object, got {type(data).__name__}")
+        return {str(key): _read(arguments[1], value) for key, value in data.items()}
+    return _read_plain(kind, data)
+
+
+def _read_plain(kind: Any, data: Any) -> Any:
+    if kind not in (bool, int, float, str):
+        return data
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)  # 1.0 and 1 are one number in JSON
+    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
+        raise TypeError(f"expected {kind.__name__}, got {type(data).__name__}")
     return data
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

@@ -3,7 +3,7 @@
     audit/pairs.json              Verdicts    which tiers are told apart, and which from their own noise
     audit/<tier>/slices.json      Slices      where a tier differs from base
     audit/<tier>/floor.json       Floor       the same file against itself in other arithmetic
-    audit/<base>/floor.json       Floor       base's own
+    audit/base/floor.json         Floor       base's own
 
 A second and later text has its own, see `job.rundir`. Units as in `records`; undefined is None with a reason.
 """
@@ -130,6 +130,7 @@ class Verdicts:
 class KernelFloor:
     """A file against itself in one other arithmetic. `kld` and `same_top_p` as in a summary, `kld_max` the largest row."""
 
+    rows_sha256: str
     kernel: str
     flash_attn: str
     use_extra_bufts: bool

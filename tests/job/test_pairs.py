@@ -48,7 +48,7 @@ def write_floor(run: RunFolder, tier: str, rows: Rows) -> None:
     kernel = KernelSettings("no_repack", "on", False, 128)
     write_parquet(run.floor_rows(tier, kernel.name), rows, {})
     floor = Floor(floor_id="x", name=tier, sha256="y", chunks=(0,), n_scored=len(rows), n_article=20,
-                  kernels=(summarize_floor(rows, kernel),))
+                  kernels=(summarize_floor(rows, kernel, "z"),))
     write_json(run.floor(tier), record_to_json(floor))
 
 

@@ -102,11 +102,11 @@ def test_a_tier_at_the_factor_is_rarely_called_indistinguishable() -> None:
 
 def test_a_floor_is_summarized_as_any_kld() -> None:
     rows = make_rows()
-    got = summarize_floor(rows, KERNEL)
+    got = summarize_floor(rows, KERNEL, "x")
     assert got.kld == summarize(rows).kld
     assert [got.kernel, got.flash_attn, got.use_extra_bufts, got.n_ubatch] == list(KERNEL)
     assert got.kld_max == rows["kld"].max()
-    assert summarize_floor(base_rows(rows), KERNEL).kld.value == 0.0
+    assert summarize_floor(base_rows(rows), KERNEL, "x").kld.value == 0.0
 
 
 def test_pairs_that_differ_by_less_than_a_floor_are_marked() -> None:

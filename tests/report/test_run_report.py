@@ -46,7 +46,7 @@ def add_verdicts(run: RunFolder) -> None:
                         floors=(), comparisons=(by_kld,))
     (run.path / "audit" / "pairs.json").write_text(json.dumps(record_to_json(verdicts)))
     for name, sha256 in (("base", "b2" * 32), ("Q8_0", rows["Q8_0"]["sha256"])):
-        kernel = KernelFloor(kernel="flash_attn", flash_attn="off", use_extra_bufts=True, n_ubatch=128, kld_max=0.1,
+        kernel = KernelFloor(rows_sha256="", kernel="flash_attn", flash_attn="off", use_extra_bufts=True, n_ubatch=128, kld_max=0.1,
                              kld=Estimate(value=0.0005), same_top_p=Estimate(value=0.99))
         floor = Floor(floor_id="", name=name, sha256=sha256, chunks=(1,), n_scored=9, n_article=1, kernels=(kernel,))
         (run.path / "audit" / name).mkdir(exist_ok=True)

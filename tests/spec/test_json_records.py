@@ -27,7 +27,8 @@ VERDICTS = Verdicts(
     comparisons=(Comparison(statistic="kld", margin=0.05, pairs=(PAIR,), letters={"Q8_0": "a", "Q4_K_M": "b"}),),
     floor_factor=2.0, floors=(FloorVerdict(tier="Q8_0", reason="5 articles"),))
 FLOOR = Floor(floor_id="c", name="Q8_0", sha256="d", chunks=(1, 5), n_scored=510, n_article=2, kernels=(
-    KernelFloor(kernel="no_repack", flash_attn="on", use_extra_bufts=False, n_ubatch=512, kld=Estimate(value=1e-4), kld_max=0.1,
+    KernelFloor(rows_sha256="e", kernel="no_repack",
+                flash_attn="on", use_extra_bufts=False, n_ubatch=512, kld=Estimate(value=1e-4), kld_max=0.1,
                 same_top_p=Estimate(value=0.99, reason="2 articles")),))
 SLICES = Slices(tier="Q8_0", rows_sha256="a", slices=(
     Slice(kind="entropy", name="below 1 nat", lo=0.0, hi=1.0, n_scored=10, n_article=3, share=0.1, kld_share=0.01, flip_share=None,
@@ -61,7 +62,8 @@ def test_anything_else_is_refused(data: Any, error: str) -> None:
 
 
 def test_the_largest_kernel_is_the_floor() -> None:
-    small = KernelFloor(kernel="x", flash_attn="off", use_extra_bufts=True, n_ubatch=512, kld=Estimate(value=1e-6), kld_max=0.0,
+    small = KernelFloor(rows_sha256="e", kernel="x",
+                        flash_attn="off", use_extra_bufts=True, n_ubatch=512, kld=Estimate(value=1e-6), kld_max=0.0,
                         same_top_p=Estimate(value=1.0))
     both = Floor(floor_id="c", name="Q8_0", sha256="d", chunks=(1,), n_scored=255, n_article=1, kernels=(small, *FLOOR.kernels))
     largest = both.largest()
