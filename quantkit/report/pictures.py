@@ -27,14 +27,14 @@ NAMES = (*(measure.name for measure in MEASURES), "kld_tail", "by_slice", "by_la
 _STATISTICS: dict[str, tuple[str, Callable[[TableRow], Estimate], Callable[[float], float]]] = {
     "kld_vs_size": ("kld", lambda row: row.summary.kld, lambda value: value),
     "same_top_p_vs_size": ("same_top_p", lambda row: row.summary.same_top_p, lambda value: -value),
-    "ppl_vs_size": ("ln_ppl_ratio", lambda row: row.summary.ppl_drift, lambda value: value),
+    "ppl_vs_size": ("ln_ppl_ratio", lambda row: row.summary.ppl_drift, abs),  # as near as can be, from either side
 }
 
 
 def draw_run(data: RunData) -> dict[str, Picture]:
     """All pictures that the records of a run give, by name."""
     caption = caption_of(data)
-    out = draw_sizes([(data.header.protocol_name, data.tiers, data.verdicts)], caption, floors=_floors(data))
+    out = draw_sizes([(data.header.protocol_name, data.tiers)], data.verdicts, caption, floors=_floors(data))
     curves = []
     for row in data.tiers:
         rows, _ = read_parquet(data.run.rows(row.tier))
@@ -48,18 +48,21 @@ def draw_run(data: RunData) -> dict[str, Picture]:
     return out
 
 
-def draw_sizes(runs: Sequence[tuple[str, Sequence[TableRow], Verdicts | None]], caption: Caption, *,
-               floors: Mapping[str, float] | None = None) -> dict[str, Picture]:
+def draw_sizes(runs: Sequence[tuple[str, Sequence[TableRow]]], verdicts: Verdicts | None, caption: Caption, *,
+               floors: Mapping[str, float] | None = None, labels: Mapping[str, str] | None = None) -> dict[str, Picture]:
     """The pictures against file size, for one run or several.
 
     Args:
-        runs: name, tiers and verdicts of each.
+        runs: name and tiers of each; the names of all tiers are different.
+        verdicts: of all pairs of these tiers; None: intervals that lie apart stand in for tests.
         floors: noise floor of a file's mean KLD by its sha256, that of the base under "base".
+        labels: what is written beside a tier's point instead of its name.
     """
     out = {}
     for measure in MEASURES:
         known = (floors or {}) if measure.name == "kld_vs_size" else {}
-        series = [Series(name=name, points=_points(measure.name, tiers, verdicts, known)) for name, tiers, verdicts in runs]
+        states = _states(measure.name, [row for _, tiers in runs for row in tiers], verdicts)
+        series = [Series(name=name, points=_points(measure.name, tiers, states, known, labels or {})) for name, tiers in runs]
         out[measure.name] = draw_by_size(measure, series, caption, noise_floor=known.get("base"))
     return out
 
@@ -86,12 +89,11 @@ def _floors(data: RunData) -> dict[str, float]:
     return out
 
 
-def _points(name: str, tiers: Sequence[TableRow], verdicts: Verdicts | None, floors: Mapping[str, float]) -> tuple[SizePoint, ...]:
+def _states(name: str, tiers: Sequence[TableRow], verdicts: Verdicts | None) -> dict[str, State]:
+    """What is to be said of each file among all of the picture, by its name."""
     statistic, read, loss = _STATISTICS[name]
     shown = [(row, read(row), value) for row in tiers if (value := read(row).value) is not None]
-    choices = [Choice(row.size_bytes, loss(value)) for row, _, value in shown]
     better = _better_pairs(verdicts, statistic)
-    has_errors = all(estimate.lo is not None for _, estimate, _ in shown)
 
     def is_better(i: int, j: int) -> bool:
         if better is not None:
@@ -99,8 +101,10 @@ def _points(name: str, tiers: Sequence[TableRow], verdicts: Verdicts | None, flo
         low, high = (shown[j][1], shown[i][1]) if statistic == "same_top_p" else (shown[i][1], shown[j][1])
         return is_below(low, high)
 
-    points = []
-    for (row, estimate, _), standing in zip(shown, find_standings(choices, is_better), strict=True):
+    has_errors = all(estimate.lo is not None for _, estimate, _ in shown)
+    states: dict[str, State] = {}
+    standings = find_standings([Choice(row.size_bytes, loss(value)) for row, _, value in shown], is_better)
+    for (row, _, _), standing in zip(shown, standings, strict=True):
         state: State = "front"
         if (row.summary.kld.value or 0.0) >= COLLAPSED_KLD:
             state = "collapsed"
@@ -108,9 +112,20 @@ def _points(name: str, tiers: Sequence[TableRow], verdicts: Verdicts | None, flo
             state = "substituted"
         elif has_errors:  # without errors nobody can say what lies within them
             state = "dominated" if standing.dominated_by else "tied" if standing.tied_with else "front"
-        points.append(SizePoint(label=row.tier, size_bytes=row.size_bytes, estimate=estimate, state=state,
-                                on_front=standing.on_front, n_scored=row.summary.n_scored, floor=floors.get(row.sha256)))
-    return tuple(points)
+        states[row.tier] = state
+    return states
+
+
+def _points(name: str, tiers: Sequence[TableRow], states: Mapping[str, State], floors: Mapping[str, float],
+            labels: Mapping[str, str]) -> tuple[SizePoint, ...]:
+    """The files of one run; the front is the run's own."""
+    _, read, loss = _STATISTICS[name]
+    shown = [(row, read(row), value) for row in tiers if (value := read(row).value) is not None]
+    standings = find_standings([Choice(row.size_bytes, loss(value)) for row, _, value in shown], lambda i, j: False)
+    return tuple(SizePoint(label=labels.get(row.tier, row.tier), size_bytes=row.size_bytes, estimate=estimate,
+                           state=states[row.tier], on_front=standing.on_front, n_scored=row.summary.n_scored,
+                           floor=floors.get(row.sha256))
+                 for (row, estimate, _), standing in zip(shown, standings, strict=True))
 
 
 def _better_pairs(verdicts: Verdicts | None, statistic: str) -> set[tuple[str, str]] | None:

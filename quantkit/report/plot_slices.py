@@ -65,7 +65,7 @@ def _draw_kind(axes: Axes, tiers: Sequence[Sequence[Slice]]) -> None:
         axes.errorbar(xs, ys, yerr=spread, fmt="none", ecolor=look["color"], elinewidth=0.9)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}" if y >= 1e-4 else f"{y:.0e}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.6f}".rstrip("0").rstrip(".") if y >= 1e-6 else f"{y:.0e}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(range(len(labels)), labels, rotation=28, ha="right", rotation_mode="anchor", size=7.5)
     axes.tick_params(axis="y", labelsize=7.5)
@@ -74,7 +74,7 @@ def _draw_kind(axes: Axes, tiers: Sequence[Sequence[Slice]]) -> None:
 
 
 def _label(one: Slice) -> str:
-    name = drawable(one.name)
+    name = drawable(one.name).removesuffix(" nats")  # the panel's title says so
     return name if len(name) <= 18 else name[:17] + "…"
 
 

@@ -1,0 +1,37 @@
+"""`quantkit compare`: several runs on one base, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quantkit.cli.options import PATH
+
+
+@click.command()
+@click.argument("runs", type=PATH, nargs=-1, required=True)
+@click.option("--format", "format_", type=click.Choice(["md", "json", "csv"]), default="md", show_default=True,
+              help="Which table to print.")
+@click.option("-o", "--output", type=PATH, metavar="FOLDER", help="Write all tables and the pictures there too.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bool) -> None:
+    """Put the files of several RUNS on one table: publishers beside each other, versions beside each other.
+
+    Runs of another base, other tokens or another evaluation are refused. Every pair of files is tested.
+    """
+    from quantkit.core.files import refuse_overwrite, write_atomic
+    from quantkit.report.comparison import compare_run_folders, comparison_csv, comparison_json, comparison_md, draw_comparison
+
+    found = compare_run_folders(runs)
+    texts = {"md": comparison_md(found), "json": comparison_json(found), "csv": comparison_csv(found)}
+    if output is not None:
+        made = {f"comparison.{kind}": text.encode() for kind, text in texts.items()}
+        for name, picture in draw_comparison(found).items():
+            made[f"{name}.png"], made[f"{name}.svg"] = picture.png, picture.svg
+        for name in made:
+            refuse_overwrite(output / name, [run / "manifest.json" for run in runs], force=force)
+        for name, content in made.items():
+            write_atomic(output / name, content)
+        click.echo(f"comparison: {output}", err=True)
+    click.echo(texts[format_], nl=False)
