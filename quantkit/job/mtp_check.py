@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import sha256_json
-from quantkit.engine.draft_session import ChunkChoices, detokenize, follow_chunks, open_teacher
+from quantkit.engine.draft_session import MORE_ROWS, ChunkChoices, detokenize, follow_chunks, open_teacher
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
@@ -183,6 +183,9 @@ class _Check:
     def measure(self, *, with_head: bool) -> Measured:
         """All runs; without a head only those of the trunk alone."""
         spec, candidate = self._spec, self._candidate
+        if (longest := max(spec.n_draft) + 1 + MORE_ROWS) > spec.n_ubatch:
+            raise InputError(f"expected mtp.n_ubatch of at least {longest}, for drafts of {max(spec.n_draft)}, got {spec.n_ubatch}: "
+                             "a draft is verified in one micro-batch")
         trunk, head = candidate.trunk, candidate.head if with_head else None
         seen: Tokenized = self._plain.call(self._step, tokenize, path=trunk.path, text=self._text)
         prompts = choose_prompts(self._plain, spec, trunk, seen.ids, add_bos=seen.add_bos)

@@ -309,3 +309,8 @@ def test_the_prompt_left_out_is_an_ablation_with_its_own_counts(check: Check, ti
     assert result.without_prompt is not None
     assert result.without_prompt.n_draft == 3
     assert result.without_prompt.n_step > 0
+
+
+def test_drafts_that_do_not_fit_a_micro_batch_are_refused(check: Check, tier: Subject) -> None:
+    with pytest.raises(InputError, match=r"expected mtp.n_ubatch of at least 17, for drafts of 12, got 16"):
+        check(tier, None, None, "mtp.n_draft=[12]")
