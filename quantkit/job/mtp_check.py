@@ -184,8 +184,8 @@ class _Check:
         """All runs; without a head only those of the trunk alone."""
         spec, candidate = self._spec, self._candidate
         if (longest := max(spec.n_draft) + 1 + MORE_ROWS) > spec.n_ubatch:
-            raise InputError(f"expected mtp.n_ubatch of at least {longest}, for drafts of {max(spec.n_draft)}, got {spec.n_ubatch}: "
-                             "a draft is verified in one micro-batch")
+            raise InputError(f"expected mtp.n_ubatch of at least {longest}, for drafts of {max(spec.n_draft)}, got "
+                             f"{spec.n_ubatch}: a draft is verified in one micro-batch")
         trunk, head = candidate.trunk, candidate.head if with_head else None
         seen: Tokenized = self._plain.call(self._step, tokenize, path=trunk.path, text=self._text)
         prompts = choose_prompts(self._plain, spec, trunk, seen.ids, add_bos=seen.add_bos)
