@@ -150,11 +150,11 @@ class _Search:
         n_workers = len(self._session.pool.workers)
         per_trial = seconds * len(sets.search.chunks)
         n_least = sum(min(2, len(g.types)) for g in self._groups.values())
+        low, high = (n * per_trial / n_workers for n in (n_least, n_pairs))
         self._progress.note(
             f"search: {len(self._groups)} groups, {n_pairs} pairs of group and type, of which at least {n_least} are measured; a "
-            f"trial of {len(sets.search.chunks)} chunks takes about {per_trial:.2f} s of a worker, all of them "
-            f"{n_least * per_trial / n_workers:.0f} s to {n_pairs * per_trial / n_workers:.0f} s with {n_workers}; their files take at "
-            f"most {format_bytes(n_bytes)}")
+            f"trial of {len(sets.search.chunks)} chunks takes about {per_trial:.2f} s of a worker, all of them {low:.0f} s to "
+            f"{high:.0f} s with {n_workers}; their files take at most {format_bytes(n_bytes)}")
 
     def _incumbents(self) -> dict[str, dict[str, str]]:
         """Tensor types of the plan that each budget's proposal must beat; {} where none fits."""
@@ -178,7 +178,7 @@ class _Search:
             for name in grouped & types.keys():
                 if types[name] != like[name]:
                     wanted.setdefault(types[name], []).append(name)
-        self._sensitivity.prepare((), wanted)
+        self._sensitivity.prepare([t for t in self._spec.types if t in wanted], wanted)
         return {name: dict(types) for name, types in started.items()}
 
     def _kinds(self, types: Mapping[str, str]) -> dict[str, str]:

@@ -163,9 +163,11 @@ def compare_plans(incumbent: Rows, proposal: Rows, margins: Margins, alpha: floa
 
 def label_proposal(obligations: Sequence[Obligation]) -> Decision:
     """The commit rule (`measure.gate`) over ranks that start at 1 for every number of the incumbent: 0 is better, 2 is not shown to
-    be as good. So "complete" is better in everything that could be compared.
+    be as good. So "complete" is better in everything that could be compared; where nothing could, there is no progress.
     """
     compared = [o for o in obligations if o.verdict != "not compared"]
+    if not compared:
+        return Decision("no progress", False)
     return decide([1] * len(compared), [next_rank(1, o.verdict, 0.0, 1.0) for o in compared])
 
 
