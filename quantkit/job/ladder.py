@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import InputError, QuantkitError
+from quantkit.core.errors import CheckFailed, InputError, QuantkitError
 from quantkit.core.files import atomic_path, sha256_file, sha256_json
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
@@ -30,15 +30,19 @@ from quantkit.job.evaluation import (
     Subject,
     context_settings,
     default_workers,
+    n_cores,
     prepare_evaluation,
     read_subject,
 )
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.manifest import claim_run, write_manifest
+from quantkit.job.mtp_check import MtpOptions, mtp_path
+from quantkit.job.mtp_ladder import check_tiers, separate_head, write_tier
 from quantkit.job.plans import choose_tiers, resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
 from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
+from quantkit.job.smoke import smoke_path, smoke_tier
 from quantkit.job.timing import TimedProgress
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, read_imatrix
@@ -83,6 +87,8 @@ class Session:
     options: RunOptions
     tiers: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, QuantkitError] = field(default_factory=dict)
+    failed_checks: dict[str, QuantkitError] = field(default_factory=dict)
+    head: Subject | None = None
     imatrix: dict[str, Any] | None = None
 
     def finish(self) -> RunResult:
@@ -98,7 +104,7 @@ class Session:
         result_id = None
         if measured:
             result_id = write_manifest(self.run, self.protocol, self.base, self.evaluation, measured, self.imatrix)
-        return RunResult(folder=self.run, result_id=result_id, failed=self.failed)
+        return RunResult(folder=self.run, result_id=result_id, failed={**self.failed_checks, **self.failed})
 
 
 @contextmanager
@@ -164,9 +170,11 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
             write_json(session.run.plan(plan.tier), plan.to_json())
             for note in plan.notes():
                 session.progress.note(f"plan {plan.tier}: {note}")
+        session.head = separate_head(session.run, pool, protocol, session.base, _stem(session.base.path), session.progress,
+                                     importances)
         batches = [[plan] for plan in plans] if options.drop_files else [plans]
         for batch in batches:
-            _quantize_and_audit(session, batch, importances)
+            _make_and_measure(session, batch, importances)
         return session.finish()
 
 
@@ -192,7 +200,7 @@ def _free_name(session: Session, subject: Subject) -> str:
     return subject.name if held is None or held["sha256"] == subject.sha256 else f"{subject.name}-{subject.sha256[:8]}"
 
 
-def _quantize_and_audit(session: Session, plans: Sequence[Plan], importances: Importances | None) -> None:
+def _make_and_measure(session: Session, plans: Sequence[Plan], importances: Importances | None) -> None:
     subjects = []
     for plan in plans:
         try:
@@ -205,16 +213,31 @@ def _quantize_and_audit(session: Session, plans: Sequence[Plan], importances: Im
             session.progress.note(f"tier {plan.tier} failed: {error}")
     session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, session.progress,
                                 session.options.audit))
+    whole = [subject for subject in subjects if subject.name not in session.failed]
+    _check(session, whole)
     if session.options.drop_files:
-        for subject in subjects:
-            if subject.name not in session.failed:
-                subject.path.unlink()
+        for subject in whole:
+            subject.path.unlink()
+
+
+def _check(session: Session, tiers: Sequence[Subject]) -> None:
+    """Ask each tier a question, and see what its MTP head is worth; a failed check leaves the measured numbers standing."""
+    run, protocol, options = session.run, session.protocol, session.options
+    for tier in tiers:
+        record = smoke_tier(run, session.pool, protocol, tier.name, tier.path, tier.sha256, n_cores())
+        if not record.passed:
+            session.failed_checks[tier.name] = CheckFailed(f"{tier.path.name} does not answer: {'; '.join(record.failures)}")
+    if session.base.model.n_nextn:
+        corpus = protocol.corpus(protocol.mtp.corpus)
+        text = read_corpus(corpus, options.corpus if corpus == session.evaluation.corpus else None)
+        how = MtpOptions(offload=session.evaluation.offload, memory_bytes=options.audit.memory_bytes)
+        session.failed_checks.update(check_tiers(run, protocol, session.base, tiers, session.head, text, session.progress, how))
 
 
 def _quantize_key(session: Session, plan: Plan, importances: Importances | None) -> str:
     """Of everything that the bytes of a tier depend on."""
     return sha256_json({"base": session.base.sha256, "plan": plan.to_json(), "imatrix": importances.sha256 if importances else None,
-                        "build": dataclasses.asdict(session.evaluation.build)})
+                        "mtp_mode": session.protocol.plan.mtp_mode, "build": dataclasses.asdict(session.evaluation.build)})
 
 
 def _is_measured(session: Session, plan: Plan, importances: Importances | None) -> bool:
@@ -223,7 +246,9 @@ def _is_measured(session: Session, plan: Plan, importances: Importances | None) 
     if not isinstance(held, dict) or held.get("key") != _quantize_key(session, plan, importances):
         return False
     record = held["subject"]
-    if read_summary(session.run, session.evaluation, session.base.sha256, plan.tier, record["sha256"]) is None:
+    run = session.run
+    checked = smoke_path(run, plan.tier).exists() and (not session.base.model.n_nextn or mtp_path(run, plan.tier).exists())
+    if read_summary(run, session.evaluation, session.base.sha256, plan.tier, record["sha256"]) is None or not checked:
         return False
     session.tiers[plan.tier] = record
     return True
@@ -239,7 +264,8 @@ def _quantized(session: Session, plan: Plan, importances: Importances | None) ->
         session.progress.note(f"quantize {plan.tier}: done already")
         subject = read_subject(target, plan.tier)
     else:
-        made = quantize_tier(session.pool, base, plan, target, importances, session.progress, force=True)
+        made = write_tier(run, session.protocol, base, plan.tier, target, lambda path: quantize_tier(
+            session.pool, base, plan, path, importances, session.progress, force=True))
         subject = read_subject(target, plan.tier)
         write_json(run.record("quantize", plan.tier), {"key": key, "subject": _subject_record(subject, importances),
                                                        "errors": [dataclasses.asdict(error) for error in made.errors]})
