@@ -10,9 +10,11 @@ import numpy as np
 
 from quantkit.job.parts import write_parquet
 from quantkit.spec.records import ROW_DTYPE
+from tests.report.run_factory import make_run
+from tests.report.test_run_report import add_verdicts
 
 ROOT = Path(__file__).parents[1]
-TESTED = {"bytes_by_role.py", "where_it_differs.py"}
+TESTED = {"bytes_by_role.py", "notebook_style.py", "where_it_differs.py"}
 
 
 def run_example(name: str, argument: Path) -> list[str]:
@@ -45,3 +47,14 @@ def test_where_it_differs(tmp_path: Path) -> None:
     assert [line.split() for line in lines[2:4]] == [["6", "100", "0.0898", "0.5"], ["5", "100", "0.0100", "1.0"]]
     assert [line.split()[:4] for line in lines[6:8]] == [["1", "50", "0", "4.00"], ["1", "51", "0", "4.00"]]
     assert lines[-1] == "2 of 200 tokens carry 80% of all KLD"
+
+
+def test_notebook_style(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a run")
+    add_verdicts(run)
+    lines = run_example("notebook_style.py", run.path)
+    assert [line.split()[0] for line in lines[2:6]] == ["BF16", "Q8_0", "Q4_K_M", "IQ1_M"]
+    assert lines[6].split()[0].replace(".", "").isdigit()
+    assert [line.split(":")[0] for line in lines if line.endswith("%")] == ["Q8_0", "Q4_K_M", "IQ1_M"]
+    assert any(line.split()[-2:] == ["not", "resolved"] for line in lines)
+    assert lines[-1].split() == ["ffn_down", *lines[-1].split()[1:]]

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from quantkit.report.plot_style import pixel_extent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.text import Text
+from quantkit.report.plot_style import Axes, Text, pixel_extent
 
 Point = tuple[float, float]
 
@@ -133,10 +129,7 @@ def _crosses(place: Place, point: Point, box: Box) -> bool:
 def draw_labels(axes: Axes, points: Sequence[Point], labels: Sequence[str], obstacles: Sequence[Box], *,
                 size: float = 9, colours: Sequence[str]) -> list[Text]:
     """Write a label beside each point, which is given in the axes' own coordinates; obstacles are in pixels."""
-    from matplotlib.figure import Figure
-
     figure = axes.figure
-    assert isinstance(figure, Figure)
     texts = [axes.text(0, 0, label, size=size, color=colour, zorder=6) for label, colour in zip(labels, colours, strict=True)]
     extents = [Box(*pixel_extent(figure, text)) for text in texts]
     sizes = [(extent.right - extent.left, extent.top - extent.bottom) for extent in extents]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from quantkit.report.plot_size import Measure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from quantkit.report.plot_style import Axes
 
 _SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
 _DRIFT_LINEAR = 0.001  # ± 0.1 % is linear, above it the axis is logarithmic

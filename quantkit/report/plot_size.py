@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quantkit.core.units import GIB, MIB
 from quantkit.report.plot_labels import Box, draw_labels
@@ -23,6 +23,8 @@ from quantkit.report.plot_style import (
     ORANGE,
     SERIES_COLOURS,
     VERMILION,
+    Axes,
+    Figure,
     Picture,
     drawing,
     finish,
@@ -32,13 +34,8 @@ from quantkit.report.plot_style import (
 )
 from quantkit.spec.records import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 #: Mean KLD from which a tier counts as collapsed: by then its text has little to do with the base's.
 COLLAPSED_KLD = 1.0
-_ZERO_FLIPS = 3.0  # of N tokens none flipped: the share is below 3/N with 95 %
 
 State = Literal["front", "tied", "dominated", "substituted", "collapsed"]
 
@@ -110,7 +107,7 @@ class _Look(NamedTuple):
         style: dict[str, Any] = {"marker": marker, "fillstyle": mark.fill, "markersize": 7.5, "color": face,
                                  "markerfacecoloralt": "white", "linestyle": "none",
                                  "markeredgecolor": INK if state == "substituted" else face}
-        return {**style, "markerfacecolor": "white"} if mark.fill == "none" else style
+        return {**style, "fillstyle": "full", "markerfacecolor": "white"} if mark.fill == "none" else style
 
 
 class _Drawn(NamedTuple):

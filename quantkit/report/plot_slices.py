@@ -6,15 +6,11 @@ One panel for each way of cutting; a point is the mean KLD of the tokens of one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantkit.report.plot_size import Caption
-from quantkit.report.plot_style import GREY, INK, WIDTH_PX, Picture, drawable, drawing, finish, line_look, short_names
+from quantkit.report.plot_style import GREY, INK, WIDTH_PX, Axes, Figure, Picture, drawable, drawing, finish, line_look, short_names
 from quantkit.spec.verdict_records import Slice, Slices
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _PANEL_PX, _TOP_PX, _BOTTOM_PX = 236, 62, 40
 _TITLES = {"entropy": "By entropy of the base, nats", "margin": "By margin of the base's first choice, nats",

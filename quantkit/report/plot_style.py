@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from quantkit.report.escape import plain_line
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+# matplotlib.axes.Axes, .figure.Figure and .text.Text: loaded in the functions that draw, never on import.
+Axes: TypeAlias = Any
+Figure: TypeAlias = Any
+Text: TypeAlias = Any
 
 WIDTH_PX, HEIGHT_PX, CSS_DPI = 800, 500, 100
 

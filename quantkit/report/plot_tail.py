@@ -7,17 +7,14 @@ end where fewer than 16 tokens are left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quantkit.report.plot_labels import Box, draw_labels
 from quantkit.report.plot_size import Caption
-from quantkit.report.plot_style import INK, Picture, drawing, finish, line_look, name_axis, short_names
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from quantkit.report.plot_style import INK, Axes, Picture, drawing, finish, line_look, name_axis, short_names
 
 _SMALLEST_KLD = 1e-7  # below it float32 logits have nothing to say
 _MAX_LABELLED = 8

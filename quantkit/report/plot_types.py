@@ -11,14 +11,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quantkit.report.plot_size import Caption
-from quantkit.report.plot_style import INK, ORANGE, PAPER, Picture, drawing, finish, fitting, short_names
+from quantkit.report.plot_style import INK, ORANGE, PAPER, Axes, Picture, drawing, finish, fitting, short_names
 from quantkit.spec.plan_records import Plan, PlanRow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _ROW_PX = 27
 _LEFT_PX, _HEAD_PX = 118, 40
