@@ -134,7 +134,7 @@ def _assemble(target: Path, protocol: Protocol, base: Subject, evaluation: Evalu
         rows=rows, offsets=np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sizes, axis=0)]).astype("<i8"), sha256=hashes)
     require_space(target.parent, int(sizes.sum()) + rows.nbytes, "the reference pack")
     with atomic_path(target) as temp, temp.open("w+b") as file:
-        write_refpack(file, _facts(protocol, base, evaluation, n_vocab, content), content,
+        write_refpack(file, _facts(protocol, base, evaluation, n_vocab), content,
                       (data for _, data in _load(parts, chunks)))
 
 
@@ -145,14 +145,14 @@ def _load(parts: ChunkFolder, chunks: Sequence[int]) -> Iterator[tuple[bytes, Ch
         yield held[0], ChunkBytes(held[1], held[2])
 
 
-def _facts(protocol: Protocol, base: Subject, evaluation: Evaluation, n_vocab: int, content: PackContent) -> PackFacts:
+def _facts(protocol: Protocol, base: Subject, evaluation: Evaluation, n_vocab: int) -> PackFacts:
     rule, build = head_rule(protocol), evaluation.build
     return PackFacts(
         format=FORMAT, version=REFPACK_VERSION, protocol_name=protocol.name, eval_id=protocol.eval_id,
         base=PackBase(**base_facts(base)), corpus_name=evaluation.corpus.name, corpus_sha256=evaluation.corpus.sha256,
         token_ids_sha256=evaluation.token_ids_sha256, n_vocab=n_vocab, add_bos=evaluation.add_bos,
         n_ctx=evaluation.settings.n_ctx, n_chunk_total=evaluation.n_chunk_total, mass=rule.mass, max_ids=rule.max_ids,
-        full_every=rule.full_every, content_sha256=content.hash(),
+        full_every=rule.full_every, content_sha256="",
         arithmetic=PackArithmetic(
             backend=build.backend, llama_cpp_python=build.llama_cpp_python, llama_cpp_commit=build.llama_cpp_commit,
             system_info=build.system_info, n_gpu_layers=evaluation.offload.n_gpu_layers, main_gpu=evaluation.offload.main_gpu,

@@ -8,7 +8,7 @@ one it has k − 1 bits.
     bits                  for k = 2, 3, … the k − 1 low bits of every number of that class, in order, filled up to a byte
 
 The low bits of gaps and of weights are noise, which no coder makes smaller; the classes are skewed, which is what Huffman codes
-are for. Together it takes about 0.1 bit a number more than the entropy of the two, and any language's zlib reads it.
+are for. It takes about 0.15 bit a number more than the entropy, and any language's zlib reads it.
 
 Token ids, rising within a row, are coded as differences, the first one from −1.
 """

@@ -14,6 +14,7 @@ the layout is its own (little-endian length, JSON header, tensors without gaps),
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -25,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.core.errors import InputError
-from quantkit.core.files import canonical_json
+from quantkit.core.files import canonical_json, sha256_json
+from quantkit.spec.json_records import record_to_json
 from quantkit.spec.refpack_records import FORMAT, PACK_ROW_DTYPE, REFPACK_VERSION, PackFacts
 
 Array = npt.NDArray[Any]
@@ -79,17 +81,24 @@ class PackContent(NamedTuple):
         return digest.hexdigest()
 
 
+def seal(facts: PackFacts, content: PackContent) -> PackFacts:
+    """The facts with the hash of themselves and of the content."""
+    plain = {key: value for key, value in record_to_json(facts).items() if key != "content_sha256"}
+    return dataclasses.replace(facts, content_sha256=sha256_json({"facts": plain, "content": content.hash()}))
+
+
 def write_refpack(file: BinaryIO, facts: PackFacts, content: PackContent, chunks: Iterable[ChunkBytes]) -> None:
     """Write a pack; the same arguments give the same bytes.
 
     Args:
         file: empty, seekable: heads and tails each lie in one piece, and are written as they come.
+        facts: they are sealed here.
         chunks: in the order of `content.chunks`.
     """
     tensors = content.tensors()
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {name: (_NAMES[a.dtype], a.shape) for name, a in tensors.items()}
     shapes |= {name: ("U8", (int(content.offsets[-1, i]),)) for i, name in enumerate(("heads", "tails"))}
-    start = _write_header(file, facts.to_metadata(), shapes)
+    start = _write_header(file, seal(facts, content).to_metadata(), shapes)
     for array in tensors.values():
         file.write(np.ascontiguousarray(array).data)
         start += array.nbytes
@@ -199,8 +208,8 @@ class Refpack:
 
     def _check(self) -> None:
         content, facts = self.content, self.facts
-        if content.hash() != facts.content_sha256:
-            raise _damaged(self.path, "its numbers do not have the hash that its metadata names")
+        if seal(facts, content) != facts:
+            raise _damaged(self.path, "its facts and numbers do not have the hash that its metadata names")
         if hashlib.sha256(content.tokens.tobytes()).hexdigest() != facts.token_ids_sha256:
             raise _damaged(self.path, "its token ids do not have the hash that its metadata names")
         n = len(content.chunks)

@@ -64,7 +64,8 @@ class PackFacts:
         n_chunk_total: whole chunks of the text; the pack may hold fewer.
         add_bos: whether the vocabulary puts a BOS before each chunk.
         mass, max_ids, full_every: of the protocol.
-        content_sha256: of everything but the encoded rows, each chunk of which has a hash of its own.
+        content_sha256: of all other facts and of everything in the file but the encoded rows, each chunk of which has a hash of its
+            own.
     """
 
     format: str
