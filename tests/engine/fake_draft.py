@@ -15,6 +15,7 @@ from quantkit.core.errors import EngineError
 
 Tokens = npt.NDArray[np.int32]
 N_VOCAB = 32
+_WAVE = np.cos(np.arange(N_VOCAB)).astype(np.float32)
 
 
 class Clock:
@@ -68,7 +69,7 @@ class FakeTrunk:
             if i in range(*scored.indices(len(tokens))):
                 row = self._logits(self.tokens)
                 if len(tokens) > 1:
-                    row = row + self._shape_noise * np.cos(np.arange(N_VOCAB), dtype=np.float32)
+                    row = row + np.float32(self._shape_noise) * _WAVE
                 rows.append(row)
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.measure.acceptance import VerifyStep, count_acceptance, share
@@ -42,6 +42,7 @@ def test_nothing_drafted_has_no_rate_and_not_zero() -> None:
     assert (empty.n_step, empty.acceptance_rate, empty.mean_accepted_len) == (0, None, None)
 
 
+@settings(max_examples=40)
 @given(texts=TEXTS)
 def test_positions_add_up_to_the_totals(texts: list[list[VerifyStep]]) -> None:
     found = count_acceptance(texts, 4)
@@ -52,6 +53,7 @@ def test_positions_add_up_to_the_totals(texts: list[list[VerifyStep]]) -> None:
         assert here.n_accepted <= here.n_reached
 
 
+@settings(max_examples=40)
 @given(texts=TEXTS)
 def test_the_order_of_steps_and_texts_does_not_matter(texts: list[list[VerifyStep]]) -> None:
     turned = count_acceptance([list(reversed(text)) for text in reversed(texts)], 4)

@@ -49,14 +49,14 @@ def test_of_equal_tokens_the_smaller_id_comes_first() -> None:
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     p = np.array([0.5, 0.3, 0.15, 0.05])
-    drawn = np.bincount([choose(row(*p), position, sampler()) for position in range(20_000)], minlength=4) / 20_000
-    assert np.abs(drawn - p).max() < 4 * np.sqrt(0.25 / 20_000)
+    drawn = np.bincount([choose(row(*p), position, sampler()) for position in range(4_000)], minlength=4) / 4_000
+    assert np.abs(drawn - p).max() < 4 * np.sqrt(0.25 / 4_000)
 
 
 def test_temperature_sharpens() -> None:
     p = np.array([0.6, 0.4])
-    drawn = np.mean([choose(row(*p), position, sampler(temperature=0.5)) == 0 for position in range(20_000)])
-    assert drawn == pytest.approx(0.36 / (0.36 + 0.16), abs=0.015)
+    drawn = np.mean([choose(row(*p), position, sampler(temperature=0.5)) == 0 for position in range(4_000)])
+    assert drawn == pytest.approx(0.36 / (0.36 + 0.16), abs=0.03)
 
 
 def test_noise_is_standard_gumbel() -> None:
