@@ -23,6 +23,7 @@ _PROGRESS_POLL_S = 0.1
 _TENSOR_LINE = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]\s+(\S+)\s+-\s+\[.*?\],\s+type\s+=\s+(\S+),\s+size\s+=.*?(?:\((\S+)\))?$")
 _KV_INT, _KV_STR = 0, 3  # llama_model_kv_override_type
 _KV_STR_BYTES = 127
+_ALL_F32 = 0  # llama_ftype
 
 
 class QuantizeProgress(NamedTuple):
@@ -136,6 +137,23 @@ def quantize(state: WorkerState, *, source: Path, target: Path, ftype: int, n_th
             yield progress
     if status != [0]:
         raise EngineError(f"llama.cpp cannot quantize {source.name}: {tap.last_error()}")
+
+
+def dequantize(state: WorkerState, *, source: Path, target: Path, n_threads: int) -> None:
+    """Command: write a file with every weight as F32, by llama.cpp's own conversion, which is exact for every type.
+
+    Args:
+        source: any GGUF, or the first part of a split one.
+        target: a temporary path that nobody reads yet.
+
+    Raises:
+        EngineError: the library's own words.
+    """
+    lib = load_library()
+    arguments = Arguments(lib, ftype=_ALL_F32, n_threads=n_threads, patterns={}, imatrix={}, metadata={})
+    arguments.params.allow_requantize = True
+    if lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(arguments.params)) != 0:
+        raise EngineError(f"llama.cpp cannot write {source.name} as F32: {tap.last_error()}")
 
 
 def _read_progress() -> QuantizeProgress | None:

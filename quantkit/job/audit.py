@@ -64,17 +64,27 @@ def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subjec
 
 
 def measure_rows(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject],
-                 progress: Progress, options: AuditOptions, write: Writer, *, step: str = "audit") -> dict[str, QuantkitError]:
+                 progress: Progress, options: AuditOptions, write: Writer, *, step: str = "audit",
+                 keep_parts: bool = False) -> dict[str, QuantkitError]:
     """Run base and tiers over the evaluation's chunks; what a killed run left in part files is not run again.
 
     Args:
         write: gets each tier with the rows of every chunk, once they are all there.
         step: what the progress is called.
+        keep_parts: leave the part files for a later call with more chunks.
 
     Returns:
         The tiers that failed, each with its error.
     """
-    return _Audit(run, pool, evaluation, base, progress, write, step).measure(tiers, options) if tiers else {}
+    return _Audit(run, pool, evaluation, base, progress, write, step, keep_parts).measure(tiers, options) if tiers else {}
+
+
+def part_path(run: RunFolder, evaluation: Evaluation, base: Subject, tier: Subject) -> Path:
+    """Where a tier's rows gather while they are measured."""
+    audit_id = evaluation.audit_id(base.sha256, tier.sha256)
+    if tier.settings is not None:
+        audit_id = sha256_json({"audit_id": audit_id, "settings": dataclasses.asdict(tier.settings)})
+    return run.parts / "audit" / f"{audit_id}.rows"
 
 
 def read_summary(run: RunFolder, evaluation: Evaluation, base_sha256: str, tier: str, q_sha256: str, *,
@@ -99,9 +109,9 @@ class _Audit:
     """One audit under way: which chunks of which tier are there, and the loop that fills the gaps."""
 
     def __init__(self, run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, progress: Progress,
-                 write: Writer, step: str) -> None:
+                 write: Writer, step: str, keep_parts: bool) -> None:
         self._run, self._pool, self._evaluation, self._base, self._progress = run, pool, evaluation, base, progress
-        self._write, self._step = write, step
+        self._write, self._step, self._keep_parts = write, step, keep_parts
 
     def measure(self, tiers: Sequence[Subject], options: AuditOptions) -> dict[str, QuantkitError]:
         """Measure group by group; a group that dies is tried again tier by tier, so that the culprit is found."""
@@ -145,16 +155,14 @@ class _Audit:
             self._progress.finish()
         for tier, file in zip(tiers, files, strict=True):
             self._write(tier, file.chunks)
-            self._part_path(tier).unlink()
+            if not self._keep_parts:
+                self._part_path(tier).unlink()
 
     def _name(self, tiers: Sequence[Subject]) -> str:
         return " ".join([self._step, *(tier.name for tier in tiers)])
 
     def _part_path(self, tier: Subject) -> Path:
-        audit_id = self._evaluation.audit_id(self._base.sha256, tier.sha256)
-        if tier.settings is not None:
-            audit_id = sha256_json({"audit_id": audit_id, "settings": dataclasses.asdict(tier.settings)})
-        return self._run.parts / "audit" / f"{audit_id}.rows"
+        return part_path(self._run, self._evaluation, self._base, tier)
 
     def _part_file(self, tier: Subject) -> PartFile:
         return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens)

@@ -110,14 +110,18 @@ def default_workers(settings: ContextSettings, offload: Offload) -> int:
     return 1 if offload.n_gpu_layers else max(1, n_cores() // settings.n_threads)
 
 
-def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, offload: Offload) -> Evaluation:
+def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, offload: Offload,
+                       corpus: Corpus | None = None) -> Evaluation:
     """Tokenize with base, choose the chunks, find each chunk's article.
+
+    Args:
+        corpus: which of the protocol's evaluation texts it is; the first by default.
 
     Raises:
         InputError: the text has fewer than two chunks, or fewer than the protocol asks for.
     """
     spec = protocol.eval
-    corpus = protocol.corpus(spec.corpora[0])
+    corpus = corpus or protocol.corpus(spec.corpora[0])
     seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text)
     n_total = len(seen.ids) // spec.n_ctx
     if n_total < 2:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import CheckFailed, InputError, QuantkitError
+from quantkit.core.errors import CheckFailed, QuantkitError
 from quantkit.core.files import atomic_path, sha256_file, sha256_json
-from quantkit.engine.pool import WorkerPool
-from quantkit.engine.settings import Offload
-from quantkit.job.audit import AuditOptions, audit, read_summary
 from quantkit.job.calibration import (
     Overlap,
     imatrix_facts,
@@ -25,25 +20,20 @@ from quantkit.job.calibration import (
     uses_importances,
 )
 from quantkit.job.corpus import read_corpus
-from quantkit.job.evaluation import (
-    Evaluation,
-    Subject,
-    context_settings,
-    default_workers,
-    n_cores,
-    prepare_evaluation,
-    read_subject,
-)
+from quantkit.job.evaluation import Subject, n_cores, read_subject
 from quantkit.job.imatrix import collect_imatrix
-from quantkit.job.manifest import claim_run, write_manifest
 from quantkit.job.mtp_check import MtpOptions, mtp_path
 from quantkit.job.mtp_ladder import check_tiers, separate_head, write_tier
 from quantkit.job.plans import choose_tiers, resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
-from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
+from quantkit.job.rundir import RunFolder, read_json, write_json
+from quantkit.job.sequential import screening_protocol
+from quantkit.job.session import RunOptions as RunOptions
+from quantkit.job.session import RunResult as RunResult
+from quantkit.job.session import Session as Session
+from quantkit.job.session import open_session as open_session
 from quantkit.job.smoke import smoke_path, smoke_tier
-from quantkit.job.timing import TimedProgress
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, read_imatrix
 from quantkit.spec.model import describe_model
@@ -52,96 +42,8 @@ from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What may differ between two runs without moving a number."""
-
-    n_workers: int = 0
-    drop_files: bool = False
-    corpus: Path | None = None
-    calibration: Path | None = None
-    imatrix: Path | None = None
-    offload: Offload = field(default_factory=Offload)
-    audit: AuditOptions = field(default_factory=AuditOptions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What a run came to."""
-
-    folder: RunFolder
-    result_id: str | None
-    failed: Mapping[str, QuantkitError]
-
-
-@dataclass(slots=True, kw_only=True)
-class Session:
-    """An open run: the lock is held, workers are at hand, the inputs are known by their bytes."""
-
-    run: RunFolder
-    pool: WorkerPool
-    protocol: Protocol
-    base: Subject
-    evaluation: Evaluation
-    progress: Progress
-    options: RunOptions
-    tiers: dict[str, Any] = field(default_factory=dict)
-    failed: dict[str, QuantkitError] = field(default_factory=dict)
-    failed_checks: dict[str, QuantkitError] = field(default_factory=dict)
-    head: Subject | None = None
-    imatrix: dict[str, Any] | None = None
-
-    def finish(self) -> RunResult:
-        """Write the manifest of all that is measured."""
-        measured = {}
-        for name, record in self.tiers.items():
-            if name in self.failed or not self.run.summary(name).exists():
-                continue
-            if read_summary(self.run, self.evaluation, self.base.sha256, name, record["sha256"]) is None:
-                self.progress.note(f"tier {name} was measured with another build or device: left out until it is measured again")
-                continue
-            measured[name] = record
-        result_id = None
-        if measured:
-            result_id = write_manifest(self.run, self.protocol, self.base, self.evaluation, measured, self.imatrix)
-        return RunResult(folder=self.run, result_id=result_id, failed={**self.failed_checks, **self.failed})
-
-
-@contextmanager
-def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: Progress, options: RunOptions) -> Iterator[Session]:
-    """Lock the run, read and check the inputs, tokenize.
-
-    Raises:
-        InputError, GgufError, CorpusError, RunLocked: see the parts.
-    """
-    if len(protocol.eval.corpora) != 1:
-        raise InputError(f"expected one evaluation corpus in protocol {protocol.name}, found {len(protocol.eval.corpora)}: "
-                         "audit one at a time with --set eval.corpora")
-    offload = options.offload
-    if protocol.eval.offload.fixed:
-        fixed = protocol.eval.offload
-        offload = Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
-    describe_model(read_header(base_path))  # before any hashing
-    text = read_corpus(protocol.corpus(protocol.eval.corpora[0]), options.corpus)
-    n_workers = options.n_workers or default_workers(context_settings(protocol.eval), offload)
-    with open_run(run_path, protocol) as run, WorkerPool(n_workers, run.logs) as pool:
-        base = read_subject(base_path, "base")
-        claim_run(run, protocol, base)
-        evaluation = prepare_evaluation(pool, protocol, base, text, offload)
-        timed = TimedProgress(progress)
-        session = Session(run=run, pool=pool, protocol=protocol, base=base, evaluation=evaluation, progress=timed,
-                          options=options)
-        held = read_json(run.manifest)
-        session.tiers.update({name: _file_record(record) for name, record in (held.get("tiers") or {}).items()})
-        session.imatrix = held.get("imatrix")
-        try:
-            yield session
-        finally:
-            timed.write(run, n_workers)
-
-
 def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Sequence[str] | None, progress: Progress,
-               options: RunOptions = RunOptions()) -> RunResult:
+               options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
     """Plan, collect importances, quantize and audit; a tier that fails leaves the others whole.
 
     Returns:
@@ -179,8 +81,10 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
 
 
 def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequence[Path], progress: Progress,
-                options: RunOptions = RunOptions()) -> RunResult:
-    """Audit files of the same model, whoever made them, into a run directory."""
+                options: RunOptions = RunOptions()) -> RunResult:  # noqa: B008 - frozen
+    """Audit files of the same model, whoever made them, into a run directory; of a screening, under a protocol of its own."""
+    if options.until is not None:
+        protocol = screening_protocol(protocol, options.until)
     for file in files:
         describe_model(read_header(file))
     with open_session(base_path, protocol, run_path, progress, options) as session:
@@ -189,8 +93,7 @@ def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequ
             subject = read_subject(file, file.stem)
             subjects.append(dataclasses.replace(subject, name=_free_name(session, subject)))
             session.tiers[subjects[-1].name] = _subject_record(subjects[-1])
-        session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, session.progress,
-                                    options.audit))
+        session.measure(subjects)
         return session.finish()
 
 
@@ -211,8 +114,7 @@ def _make_and_measure(session: Session, plans: Sequence[Plan], importances: Impo
         except QuantkitError as error:
             session.failed[plan.tier] = error
             session.progress.note(f"tier {plan.tier} failed: {error}")
-    session.failed.update(audit(session.run, session.pool, session.evaluation, session.base, subjects, session.progress,
-                                session.options.audit))
+    session.measure(subjects)
     whole = [subject for subject in subjects if subject.name not in session.failed]
     _check(session, whole)
     if session.options.drop_files:
@@ -312,7 +214,3 @@ def _subject_record(subject: Subject, importances: Importances | None = None) ->
     return {"file": subject.path.name, "size_bytes": subject.model.header.file_bytes, "sha256": subject.sha256,
             "bpw": subject.model.bpw, "bpw_core": subject.model.bpw_core,
             "imatrix_sha256": importances.sha256 if importances else None}
-
-
-def _file_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: record.get(key) for key in ("file", "size_bytes", "sha256", "bpw", "bpw_core", "imatrix_sha256")}

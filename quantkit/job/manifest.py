@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ SCHEMA = 1
 _LIBRARIES = ("gguf", "llama-cpp-python", "matplotlib", "numpy", "pandas", "pyarrow", "scipy")
 _NOT_IN_BUNDLE = {"logs", "parts"}
 _NOT_LISTED = {"manifest.json", "run.json", ".lock", "label.json"}  # label.json: what a gate said of the bundle
-_IDENTITY = ("rows_version", "protocol", "base", "corpus", "token_ids_sha256", "imatrix", "build", "tiers")
+_IDENTITY = ("rows_version", "protocol", "base", "corpus", "token_ids_sha256", "further_corpora", "imatrix", "build", "tiers")
 _NOT_EVIDENCE = {"quants", "report"}  # tiers' files are in `tiers` by hash, dropped or not
 _COMPUTED = {"pairs.json", "slices.json"}
 
@@ -55,18 +55,24 @@ def claim_run(run: RunFolder, protocol: Protocol, base: Subject | PackBase) -> N
 
 
 def write_manifest(run: RunFolder, protocol: Protocol, base: Subject | PackBase, evaluation: Evaluation,
-                   tiers: Mapping[str, Any], imatrix: Mapping[str, Any] | None) -> str:
+                   tiers: Mapping[str, Any], imatrix: Mapping[str, Any] | None,
+                   further: Sequence[tuple[RunFolder, Evaluation]] = ()) -> str:
     """Compute what rows of all tiers give together, and write the manifest of what is there; returns the result id.
 
     Args:
         tiers: tier name to the record of its file (file, size_bytes, sha256), measured ones only.
         imatrix: facts of the importance matrix in use, if any.
+        further: the second and later texts of the protocol, each with where its results lie.
     """
-    write_computed(run, protocol, evaluation, tiers)
+    for own, text in ((run, evaluation), *further):
+        write_computed(own, protocol, text, tiers)
     facts: dict[str, Any] = {
         "schema": SCHEMA, "quantkit": __version__, "rows_version": ROWS_VERSION, "protocol": _protocol_facts(protocol),
         "base": base_facts(base), "corpus": {"name": evaluation.corpus.name, "sha256": evaluation.corpus.sha256},
-        "token_ids_sha256": evaluation.token_ids_sha256, "imatrix": imatrix, "build": _build_facts(evaluation),
+        "token_ids_sha256": evaluation.token_ids_sha256,
+        "further_corpora": [{"name": text.corpus.name, "sha256": text.corpus.sha256, "token_ids_sha256": text.token_ids_sha256}
+                            for _, text in further],
+        "imatrix": imatrix, "build": _build_facts(evaluation),
         "libraries": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}},
         "tiers": {name: {**record, **_hashes(run, name)} for name, record in sorted(tiers.items())},
     }

@@ -87,6 +87,13 @@ class RunFolder:
     def floor_rows(self, name: str, kernel: str) -> Path:
         return self.audited(name) / "floor" / f"{kernel}.parquet"
 
+    def weights(self, tier: str) -> Path:
+        """What a tier's weights alone do, in the same F32 arithmetic as base's; only where it was asked for."""
+        return self.audited(tier) / "weights.json"
+
+    def weights_rows(self, tier: str) -> Path:
+        return self.audited(tier) / "weights.parquet"
+
     @property
     def pairs(self) -> Path:
         """Verdicts between all tiers on this text."""

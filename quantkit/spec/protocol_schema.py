@@ -2,7 +2,8 @@
 
 The records mirror the TOML key by key. Equal parts have equal ids, whatever the protocols are called:
 
-    eval_id       evaluation, with its texts by content: rows may be compared when eval_id, base hash and token hash agree
+    eval_id       evaluation, with its texts by content: rows may be compared when eval_id, base hash and token hash agree;
+                  of a screening also when it stops
     plan_id       ladder, rules and tiers
     imatrix_id    calibration, with its text by content
     mtp_id        the check of the MTP head, with its text by content
@@ -65,10 +66,16 @@ class Protocol:
         return by_name(self.corpora, name, "corpora")
 
     @property
+    def until(self) -> str | None:
+        """When a screening stops, such as `kld_rse=0.02`; None of a protocol that measures all its chunks."""
+        return next((mark.removeprefix("until=") for mark in self.derived if mark.startswith("until=")), None)
+
+    @property
     def eval_id(self) -> str:
         """Of the evaluation and its texts: rows of equal eval_id, base hash and token hash may be compared."""
         texts = [self.corpus(name).content() for name in self.eval.corpora]
-        return _part_id("eval", {**dataclasses.asdict(self.eval), "corpora": texts})
+        screening = {} if self.until is None else {"until": self.until}
+        return _part_id("eval", {**dataclasses.asdict(self.eval), "corpora": texts, **screening})
 
     @property
     def plan_id(self) -> str:

@@ -4,6 +4,7 @@
     audit/<tier>/slices.json      Slices      where a tier differs from base
     audit/<tier>/floor.json       Floor       the same file against itself in other arithmetic
     audit/base/floor.json         Floor       base's own
+    audit/<tier>/weights.json     WeightsKld  what the tier's weights alone do
 
 A second and later text has its own, see `job.rundir`. Units as in `records`; undefined is None with a reason.
 """
@@ -161,6 +162,25 @@ class Floor:
     def largest(self) -> KernelFloor | None:
         """The perturbation that moves the file the most; None where the protocol has none."""
         return max(self.kernels, key=lambda kernel: kernel.kld.value or 0.0, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsKld:
+    """The weights' share of a tier's KLD: base and tier both written as F32 and run in the same F32 arithmetic.
+
+    Attributes:
+        weights_id: hash of everything that it depends on.
+        rows_sha256: of its rows. kld, same_top_p: as in a summary, on the evaluation's chunks.
+    """
+
+    weights_id: str
+    rows_sha256: str
+    tier: str
+    sha256: str
+    n_scored: int
+    n_article: int
+    kld: Estimate
+    same_top_p: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
