@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.core.errors import InputError
-from quantkit.core.files import require_space, sha256_json
+from quantkit.core.files import require_space, sha256_json, write_atomic
+from quantkit.core.stats import Floats, group_by
 from quantkit.core.units import format_bytes
 from quantkit.job.calibration import read_overlaps
 from quantkit.job.ladder import RunOptions, Session, importance_matrix, open_session
@@ -35,6 +35,7 @@ from quantkit.job.search_shards import ShardStore
 from quantkit.job.search_trials import TrialRunner
 from quantkit.job.search_verify import Contest, Judgement, judge, read_start
 from quantkit.job.sensitivity import Pair, Sensitivity, make_groups
+from quantkit.measure.verdict import compare_means
 from quantkit.spec.json_records import record_to_json
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import check_coverage
@@ -191,22 +192,36 @@ class _Search:
         trials = {f"{b.name} {d.chain}": dict(d.types) for b in self._budgets for d in drafts[b.name]}
         trials |= {f"{b.name} {_INCUMBENT}": self._kinds(incumbents[b.name]) for b in self._budgets if incumbents[b.name]}
         means = self._runner.means(self._sets.select, trials, "whole plans, selection chunks")
+        chains = [d.chain for d in drafts[self._budgets[0].name]]
+        chain = min(chains, key=lambda c: sum(math.log(max(float(means[f"{b.name} {c}"].kld.mean()), 1e-300))
+                                              for b in self._budgets))
         found: dict[str, list[Candidate]] = {}
-        scores = {d.chain: 0.0 for d in drafts[self._budgets[0].name]}
         for budget in self._budgets:
-            own = []
-            for draft in drafts[budget.name]:
-                kld = float(means[f"{budget.name} {draft.chain}"].kld.mean())
-                scores[draft.chain] += math.log(max(kld, 1e-300))
-                plan = self._plan(budget, draft.types)
-                own.append(Candidate(name=draft.chain, types=draft.types, tensor_bytes=plan.tensor_bytes,
-                                     predicted_kld=draft.allocation.cost, kld=kld))
+            plans = {d.chain: (d.types, self._plan(budget, d.types).tensor_bytes, d.allocation.cost) for d in drafts[budget.name]}
             if incumbents[budget.name]:
-                own.append(Candidate(name=_INCUMBENT, types=incumbents[budget.name], predicted_kld=0.0,
-                                     tensor_bytes=planned(budget.stock, budget.name, incumbents[budget.name]).tensor_bytes,
-                                     kld=float(means[f"{budget.name} {_INCUMBENT}"].kld.mean())))
-            found[budget.name] = own
-        return found, min(scores, key=lambda chain: scores[chain])
+                own = incumbents[budget.name]
+                plans[_INCUMBENT] = (own, planned(budget.stock, budget.name, own).tensor_bytes, 0.0)
+            klds = {name: means[f"{budget.name} {name}"].kld for name in plans}
+            verdicts = self._verdicts(klds, chain)
+            found[budget.name] = [
+                Candidate(name=name, types=types, tensor_bytes=tensor_bytes, predicted_kld=predicted,
+                          kld=float(klds[name].mean()), verdict=verdicts[name])
+                for name, (types, tensor_bytes, predicted) in plans.items()]
+        return found, chain
+
+    def _verdicts(self, klds: Mapping[str, Floats], chosen: str) -> dict[str, str]:
+        """What each candidate is against the chosen one, from paired chunks."""
+        margin = math.log1p(self._protocol.gate.equivalence_margin)
+        found = dict.fromkeys(klds, "")
+        turned = {"better": "worse", "worse": "better"}
+        articles = group_by(self._sets.select.articles)
+        for pair in compare_means(klds, "kld", articles, margin=margin, alpha=self._protocol.gate.alpha):
+            if pair.b == chosen:
+                found[pair.a] = pair.verdict
+            elif pair.a == chosen:
+                word, comma, rest = pair.verdict.partition(",")
+                found[pair.b] = turned.get(word, word) + comma + rest
+        return found
 
     def _judge(self, chosen: Mapping[str, Draft], candidates: Mapping[str, Sequence[Candidate]],
                incumbents: Mapping[str, Mapping[str, str]]) -> dict[str, Judgement]:
@@ -259,7 +274,7 @@ class _Search:
             files[budget.name] = write_plan(folder, self._base.model, plan, proposal, self._protocol, self._lengths)
             write_json(folder / f"{budget.name}.json", {"base_sha256": self._base.sha256, "label": proposal.label, "types": types})
             if proposal.commits:
-                (self._folder / "plans").mkdir(exist_ok=True)
-                for path in sorted(folder.glob(f"{budget.name}.*")):
-                    shutil.copyfile(path, self._folder / "plans" / path.name)
+                for ending in ("command.txt", "tensor-types.txt", "toml", "json"):  # the last is what the next search reads
+                    name = f"{budget.name}.{ending}"
+                    write_atomic(self._folder / "plans" / name, (folder / name).read_bytes())
         return files

@@ -49,13 +49,16 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan that was compared on the selection chunks. `name` says how it came about; kld is its mean there, nats."""
+    """A plan that was compared on the selection chunks. `name` says how it came about; kld is its mean there, nats; `verdict` what
+    paired chunks say of it against the proposed one, Holm over all candidates of the budget, "" for the proposed one itself.
+    """
 
     name: str
     types: Mapping[str, str]
     tensor_bytes: int
     predicted_kld: float
     kld: float
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,12 @@ def test_a_composition_is_the_rewritten_file_bit_for_bit(tmp_path: Path) -> None
             store.cut(everything, type_name)
         trials = (Trial("plan", store.compose(TYPES)), Trial("nothing changed", store.compose({})))
         pool.call("open", open_trials, base=base.path, chunks=(3, 1), folder=tmp_path, **common)
-        found: dict[str, TrialRows] = {}
-        pool.call("measure", measure_trials, on_item=lambda item: found.setdefault(item.key, item), trials=trials)
+        items: list[TrialRows] = []
+        pool.call("measure", measure_trials, on_item=items.append, trials=trials)
         audited: list[ChunkRows] = []
         pool.call("open", open_audit, base=base.path, tiers=(whole.path,), **common)
         pool.call("score", score, on_item=audited.append, chunks=(3, 1))
+    found = {item.key: item for item in items}
     expected = np.concatenate([item.tiers[0] for item in audited])
     assert found["plan"].rows.tobytes() == expected.tobytes()
     assert expected["kld"].mean() > 0
