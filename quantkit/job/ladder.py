@@ -150,7 +150,7 @@ def _is_measured(session: Session, plan: Plan, importances: Importances | None) 
     record = held["subject"]
     run = session.run
     checked = smoke_path(run, plan.tier).exists() and (not session.base.model.n_nextn or mtp_path(run, plan.tier).exists())
-    if read_summary(run, session.evaluation, session.base.sha256, plan.tier, record["sha256"]) is None or not checked:
+    if not session.is_measured(plan.tier, record["sha256"]) or not checked:
         return False
     session.tiers[plan.tier] = record
     return True

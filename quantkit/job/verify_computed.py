@@ -41,7 +41,7 @@ def _check_floor(bundle: Bundle, pool: WorkerPool, name: str, sha256: str, file:
             continue
         rows, _ = pool.call(f"read floor {name}", read_rows, path=path, n_rows=floor.n_scored)
         settings = KernelSettings(kernel.kernel, kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch)
-        compare_numbers(findings, "floors", file, record_to_json(summarize_floor(rows, settings)), held, f"kernel {kernel.kernel}")
+        compare_numbers(findings, "floors", file, record_to_json(summarize_floor(rows, settings, kernel.rows_sha256)), held, f"kernel {kernel.kernel}")
 
 
 def check_computed(bundle: Bundle, protocol: Protocol, read: Mapping[str, TierRows]) -> None:
