@@ -9,6 +9,7 @@ from quantkit.report.cells import estimate_text
 from quantkit.report.escape import base_name, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
+from quantkit.report.html_pairs import pairs_section
 from quantkit.report.html_parts import (
     Cell,
     Html,
@@ -56,6 +57,8 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
     if guidance or data.sentences:
         yield "which", "Which file?", [bullets(guidance), *_sentences(data)]
     yield "table", "Table", [retention_table(data), element("p", _MEANING, class_="note"), *_table_notes(data)]
+    if data.verdicts is not None and (pairs := pairs_section(data.verdicts)):
+        yield "pairs", "Told apart", pairs
     yield "pictures", "Pictures", [figure(picture) for picture in pictures.values()]
     if data.mtp:
         yield "mtp", "MTP heads", [_mtp_table(data)]

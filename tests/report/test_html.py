@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html.parser
+import math
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ from quantkit.report.html import report_html
 from quantkit.report.html_parts import Cell, Html, element, page, preformatted, table, text
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import read_run
+from quantkit.spec.verdict_records import FloorVerdict, PairVerdict
 from tests.report.run_factory import change_json, make_plan, make_run
 from tests.report.test_run_report import add_verdicts
 
@@ -122,6 +125,34 @@ def test_types_are_told_and_not_the_ftype(tmp_path: Path) -> None:
     assert document.row("Q2_K") == ["Q2_K", "20", f"{q2 / n_params:.1%}", f"{q2_bytes / n_bytes:.1%}", "840.00 KiB"]
     assert document.row("Q8_0")[3] == f"{8 * n_bytes / n_params:.2f} / {8 * (256 * 4 + q2_bytes) / (256 + q2):.2f}"
     assert "ftype Q8_0" in document.text
+
+
+def test_neighbours_and_floors_are_told_in_words(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_verdicts(run)
+    data = read_run(run.path)
+    assert data.verdicts is not None
+    by_kld = data.verdicts.comparison("kld")
+    near = PairVerdict(a="Q8_0", b="Q4_K_M", statistic="kld", difference=-math.log(2), se=0.1, lo_simultaneous=-math.log(4),
+                       hi_simultaneous=0.0, p_holm=0.06, detectable=math.log(1.5), n_article_needed=1234, verdict="not resolved",
+                       arithmetic=True)
+    far = PairVerdict(a="Q4_K_M", b="IQ1_M", statistic="kld", verdict="not resolved", reason="2 articles")
+    floors = (FloorVerdict(tier="Q8_0", kernel="flash_attn", kld=0.002, floor=0.001, ratio=2.0, lo=1.5, hi=2.5,
+                           indistinguishable=True),
+              FloorVerdict(tier="Q4_K_M", kernel="no_repack", kld=0.02, floor=0.001, ratio=20.0, lo=15.0, hi=25.0),
+              FloorVerdict(tier="IQ1_M", reason="no rows"))
+    verdicts = dataclasses.replace(data.verdicts, floors=floors, n_looks=3,
+                                   comparisons=(dataclasses.replace(by_kld, pairs=(near, by_kld.pairs[1], far)),))
+    document = Document(report_html(dataclasses.replace(data, verdicts=verdicts), {}))
+    shown = [row for row in document.rows if row[1:2] in (["Q4_K_M"], ["IQ1_M"])]
+    words = "not resolved (by no more than arithmetic); about 1,234 articles like these would resolve the margin"
+    assert shown[0] == ["Q8_0", "Q4_K_M", "×2.00", "×1.00 to ×4.00", "0.060", words, "50.0 %"]
+    assert shown[1] == ["Q4_K_M", "IQ1_M", "", "", "", "not resolved: 2 articles", ""]
+    told = {row[0]: row for row in document.rows if row and len(row) == 7 and row not in shown}
+    assert told["Q8_0"] == ["Q8_0", "0.00200", "0.00100", "2.00", "1.50 to 2.50", "flash_attn", "not told from the base"]
+    assert told["Q4_K_M"][-1] == "more than arithmetic"
+    assert told["IQ1_M"][-1] == "no rows"
+    assert "looked at up to 3 times" in document.text
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
