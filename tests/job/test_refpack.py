@@ -1,0 +1,242 @@
+"""Reference packs of a model of 250 kB: one file however the work was spread or stopped, and the audits that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.core.errors import EngineError, InputError
+from quantkit.job.ladder import RunOptions, RunResult, audit_files
+from quantkit.job.parts import Rows, read_parquet
+from quantkit.job.progress import Silent
+from quantkit.job.refpack import make_refpack
+from quantkit.job.refpack_audit import audit_with_pack
+from quantkit.job.refpack_parts import ChunkFolder
+from quantkit.job.rundir import RunFolder, read_json
+from quantkit.job.standalone import quantize_to_file
+from quantkit.spec.protocol import Protocol, load_protocol
+from quantkit.spec.refpack_file import Refpack
+from tests.gguf_factory import tiny_model
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = ["eval.chunks=spread", "eval.n_chunk=12", "refpack.full_every=16", "refpack.mass=0.9"]  # its rows are nearly flat
+
+
+@pytest.fixture(scope="module")
+def protocol() -> Protocol:
+    return load_protocol("demo-v1", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("a model") / "bäse-BF16.gguf", n_embd=256, n_ff=256)[0]
+
+
+@pytest.fixture(scope="module")
+def tier(base: Path, protocol: Protocol) -> Path:
+    target = base.parent / "tier-Q8_0.gguf"
+    quantize_to_file(base, protocol, "Q8_0", target, Silent())
+    return target
+
+
+@pytest.fixture(scope="module")
+def pack(base: Path, protocol: Protocol) -> Path:
+    return make_refpack(base, protocol, base.parent / "ref.safetensors", Silent(), n_workers=1).path
+
+
+@pytest.fixture(scope="module")
+def direct(base: Path, tier: Path, protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return done(audit_files(base, protocol, tmp_path_factory.mktemp("direct") / "run", [tier], Silent()))
+
+
+def done(result: RunResult) -> RunFolder:
+    assert result.failed == {}
+    return result.folder
+
+
+def rows_of(run: RunFolder, tier: str) -> Rows:
+    return read_parquet(run.rows(tier))[0]
+
+
+class Stopping(Silent):
+    """Interrupts after some units of work."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def advance(self, n: int = 1) -> None:
+        self._left -= n
+        if self._left <= 0:
+            raise KeyboardInterrupt
+
+
+def test_the_bytes_do_not_depend_on_workers_or_stops(base: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    make_refpack(base, protocol, tmp_path / "two", Silent(), n_workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        make_refpack(base, protocol, tmp_path / "ref", Stopping(5), n_workers=2)
+    (left,) = tmp_path.glob(".ref.*")
+    (one, *_) = sorted(left.rglob("*.chunk"))
+    one.write_bytes(b"damaged" + one.read_bytes()[7:])
+    with pytest.raises(KeyboardInterrupt):
+        make_refpack(base, protocol, tmp_path / "ref", Stopping(9))
+    make_refpack(base, protocol, tmp_path / "ref", Silent())
+    assert (tmp_path / "two").read_bytes() == pack.read_bytes()
+    assert (tmp_path / "ref").read_bytes() == pack.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ref", "two"]
+
+
+def test_a_pack_names_no_folder_of_this_machine(base: Path, pack: Path) -> None:
+    assert str(base.parent).encode() not in pack.read_bytes()
+
+
+def test_base_against_its_pack_is_exactly_zero(base: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    run = done(audit_with_pack(pack, protocol, tmp_path / "run", [base], Silent()))
+    rows = rows_of(run, base.stem)
+    assert np.count_nonzero(rows["kld"]) == 0
+    assert np.array_equal(rows["nll_q"], rows["nll_base"])
+    ref = read_json(run.summary(base.stem))["ref"]
+    assert (ref["shortfall"], ref["shortfall_se"], ref["same_arithmetic"]) == (0.0, 0.0, True)
+
+
+def test_all_but_the_kld_is_that_of_an_audit_and_the_shortfall_explains_the_rest(
+        base: Path, tier: Path, protocol: Protocol, pack: Path, direct: RunFolder, tmp_path: Path) -> None:
+    run = done(audit_with_pack(pack, protocol, tmp_path / "run", [tier], Silent(), RunOptions(n_workers=2)))
+    expected, found = rows_of(direct, tier.stem), rows_of(run, tier.stem)
+    for name in found.dtype.names or ():
+        assert name == "kld" or np.array_equal(found[name], expected[name]), name
+    assert found["kld"].mean() < expected["kld"].mean()
+    ref = read_json(run.summary(tier.stem))["ref"]
+    assert ref["n_full"] == len(read_json(run.shortfall(tier.stem))["tail_kld"]) > 20
+    missing = expected["kld"].mean() - found["kld"].mean()
+    assert abs(ref["shortfall"] - missing) < 4 * ref["shortfall_se"]
+    assert read_json(run.manifest)["base"] == read_json(direct.manifest)["base"]
+    assert list((run.parts / "refpack").iterdir()) == []
+
+
+def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        audit_with_pack(pack, protocol, tmp_path / "stopped", [tier], Stopping(5))
+    stopped = done(audit_with_pack(pack, protocol, tmp_path / "stopped", [tier], Silent()))
+    whole = done(audit_with_pack(pack, protocol, tmp_path / "whole", [tier], Silent(), RunOptions(n_workers=1)))
+    for name in ("rows", "summary", "shortfall"):
+        assert getattr(stopped, name)(tier.stem).read_bytes() == getattr(whole, name)(tier.stem).read_bytes()
+    assert stopped.manifest.read_bytes() == whole.manifest.read_bytes()
+
+
+def test_a_tier_is_added_to_an_old_run_and_later_measured_against_base(
+        base: Path, tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    quantize_to_file(base, protocol, "Q8_0", other, Silent())
+    run = done(audit_files(base, protocol, tmp_path / "run", [base], Silent()))
+    done(audit_with_pack(pack, protocol, run.path, [tier], Silent(), base=base))
+    assert sorted(read_json(run.manifest)["tiers"]) == sorted([base.stem, tier.stem])
+    assert "ref" in read_json(run.summary(tier.stem))
+    assert "ref" not in read_json(run.summary(base.stem))
+    done(audit_files(base, protocol, run.path, [tier], Silent()))
+    assert "ref" not in read_json(run.summary(tier.stem))
+    assert not run.shortfall(tier.stem).exists()
+    summary = run.summary(tier.stem).read_bytes()
+    done(audit_with_pack(pack, protocol, run.path, [tier], Silent()))  # better than a pack can be: left as it is
+    assert run.summary(tier.stem).read_bytes() == summary
+
+
+def test_a_pack_of_another_evaluation_is_refused(tier: Path, pack: Path, tmp_path: Path) -> None:
+    other = load_protocol("demo-v1", [*SETTINGS, "eval.n_chunk=13"])
+    with pytest.raises(InputError, match=r"reference pack of another evaluation: expected eval_id .* of protocol demo-v1, found"):
+        audit_with_pack(pack, other, tmp_path / "run", [tier], Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pack_of_another_mass_serves_the_same_protocol(base: Path, tier: Path, protocol: Protocol, tmp_path: Path) -> None:
+    more = load_protocol("demo-v1", [*SETTINGS, "refpack.mass=0.9999"])
+    pack = make_refpack(base, more, tmp_path / "ref", Silent())
+    run = done(audit_with_pack(pack.path, protocol, tmp_path / "run", [tier], Silent()))
+    assert read_json(run.summary(tier.stem))["ref"]["mass"] == 0.9999
+
+
+def test_a_pack_of_another_base_is_refused(base: Path, tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "other-BF16.gguf", n_embd=256, n_ff=256, seed=1)[0]
+    with pytest.raises(InputError, match="is the reference pack of another base: expected sha256"):
+        audit_with_pack(pack, protocol, tmp_path / "run", [tier], Silent(), base=other)
+    done(audit_files(other, protocol, tmp_path / "run", [other], Silent()))
+    with pytest.raises(InputError, match=r"holds a run of another base: expected sha256 .* the reference pack's bäse-BF16.gguf"):
+        audit_with_pack(pack, protocol, tmp_path / "run", [tier], Silent())
+
+
+def test_a_pack_from_other_arithmetic_does_not_go_beside_measured_tiers(
+        base: Path, tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    run = done(audit_files(base, protocol, tmp_path / "run", [base], Silent()))
+    rows = rows_of(run, base.stem)
+    rows["nll_base"][3] += 1e-9
+    rewrite(run, base.stem, rows)
+    with pytest.raises(InputError, match="holds other answers of the base than the run"):
+        audit_with_pack(pack, protocol, run.path, [tier], Silent())
+
+
+def rewrite(run: RunFolder, tier: str, rows: Rows) -> None:
+    """Put other rows in place of a tier's, and its summary in order."""
+    from quantkit.core.files import sha256_file
+    from quantkit.job.parts import write_parquet
+
+    write_parquet(run.rows(tier), rows, {})
+    summary = read_json(run.summary(tier)) | {"rows_sha256": sha256_file(run.rows(tier))}
+    run.summary(tier).write_text(json.dumps(summary))
+
+
+def test_a_tier_of_other_tokens_fails_alone(tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    stranger = tiny_model(tmp_path / "stranger.gguf", n_embd=256, n_ff=256, add_bos=True)[0]
+    result = audit_with_pack(pack, protocol, tmp_path / "run", [stranger, tier], Silent())
+    assert list(result.failed) == ["stranger"]
+    assert "is not a tier of this base" in str(result.failed["stranger"])
+    assert list(read_json(result.folder.manifest)["tiers"]) == [tier.stem]
+
+
+def test_a_damaged_chunk_is_named_and_the_pack_is_refused(tier: Path, protocol: Protocol, pack: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "ref.safetensors"
+    data = bytearray(pack.read_bytes())
+    place = Refpack(pack).content.offsets
+    data[-1 - int(place[-1, 1])] ^= 1  # the last byte of the heads
+    copy.write_bytes(data)
+    result = audit_with_pack(copy, protocol, tmp_path / "run", [tier], Silent())
+    assert "is damaged: the rows of chunk" in str(result.failed[tier.stem])
+    data[300] ^= 1
+    copy.write_bytes(data)
+    with pytest.raises(InputError, match=r"damaged|not a reference pack"):
+        audit_with_pack(copy, protocol, tmp_path / "run", [tier], Silent())
+
+
+def test_a_pack_never_replaces_an_input_or_a_file(base: Path, protocol: Protocol, pack: Path) -> None:
+    with pytest.raises(InputError, match="would destroy the input"):
+        make_refpack(base, protocol, base, Silent(), force=True)
+    with pytest.raises(InputError, match="exists already"):
+        make_refpack(base, protocol, pack, Silent())
+
+
+def test_a_base_that_cannot_be_run_leaves_nothing(base: Path, protocol: Protocol, tmp_path: Path) -> None:
+    hollow = tiny_model(tmp_path / "hollow.gguf", metadata={"llama.attention.head_count": 3})[0]
+    with pytest.raises((EngineError, InputError)):
+        make_refpack(hollow, protocol, tmp_path / "ref", Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["hollow.gguf"]
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:20], lambda data: b"", lambda data: data + b"x"])
+def test_a_chunk_file_that_is_not_sound_is_missing(tmp_path: Path, change: Any) -> None:
+    folder = ChunkFolder(tmp_path / "work", 2)
+    folder.save(7, (b"one", b""))
+    assert folder.load(7) == [b"one", b""]
+    assert folder.missing([6, 7]) == [6]
+    (path,) = (tmp_path / "work").iterdir()
+    path.write_bytes(change(path.read_bytes()))
+    assert folder.missing([6, 7]) == [6, 7]
+
+
+def test_a_protocol_of_several_texts_is_refused(base: Path, protocol: Protocol, tmp_path: Path) -> None:
+    several = dataclasses.replace(protocol, eval=dataclasses.replace(protocol.eval, corpora=protocol.eval.corpora * 2))
+    with pytest.raises(InputError, match="expected one evaluation corpus"):
+        make_refpack(base, several, tmp_path / "ref", Silent())
