@@ -1,0 +1,42 @@
+"""What the command asks for, and the errors of asking for nothing."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from quantkit.cli.search import _row, _wants, search
+from quantkit.core.errors import ProtocolError
+from quantkit.spec.protocol import load_protocol
+from tests.spec.test_search_records import PROPOSAL
+
+
+def test_budgets_come_in_three_ways_and_the_ladder_leaves_out_8_bits() -> None:
+    protocol = load_protocol("wikitext2-quick-v1")
+    wants = _wants(protocol, ["16.79GiB"], [4.5], ["Q4_K_M"], True)
+    assert [want.name for want in wants] == [
+        "search-Q4_K_M", "search-Q6_K", "search-Q5_K_M", "search-Q3_K_M", "search-IQ2_S", "search-IQ1_M",
+        f"search-{int(16.79 * 2**30)}-bytes", "search-4.5-bpw"]
+
+
+def test_a_search_without_a_budget_is_a_usage_error() -> None:
+    with pytest.raises(click.UsageError, match="needs a budget"):
+        _wants(load_protocol("demo-v1"), [], [], [], False)
+
+
+def test_a_tier_that_the_protocol_does_not_have_is_refused_by_name() -> None:
+    with pytest.raises(ProtocolError, match="Q9_K"):
+        load_protocol("demo-v1").plan.tier("Q9_K")
+
+
+def test_a_judged_proposal_shows_both_klds_and_their_ratio() -> None:
+    row = _row(PROPOSAL)
+    assert row[:2] == ("search-Q4_K_M", "Q4_K_M")
+    assert row[6:9] == ("0.100000", "0.200000", "-50.0%")
+    assert row[-1] == "strict progress"
+
+
+def test_help_names_every_way_of_giving_a_budget() -> None:
+    text = CliRunner().invoke(search, ["--help"]).output
+    assert all(option in text for option in ("--size", "--bpw", "--match", "--ladder", "--quick"))
