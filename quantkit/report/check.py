@@ -27,7 +27,7 @@ def check_report(path: Path) -> int:
     run = RunFolder(path=path)
     made = render_report(run)
     faults = []
-    for name in sorted(report_names() | set(made)):
+    for name in sorted(report_names(made) | set(made)):
         file = run.path / name
         if name not in made:
             if file.exists():

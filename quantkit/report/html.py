@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 from quantkit.core.units import format_bytes
 from quantkit.report.cells import estimate_text
@@ -57,6 +58,9 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
     if guidance or data.sentences:
         yield "which", "Which file?", [bullets(guidance), *_sentences(data)]
     yield "table", "Table", [retention_table(data), element("p", _MEANING, class_="note"), *_table_notes(data)]
+    if further := [] if data.run.corpus else data.manifest.get("further_corpora", []):
+        yield "texts", "On other texts", [bullets(element("a", text["name"], href=f"{quote(text['name'])}/report.html")
+                                                  for text in further)]
     if data.verdicts is not None and (pairs := pairs_section(data.verdicts)):
         yield "pairs", "Told apart", pairs
     yield "pictures", "Pictures", [figure(picture) for picture in pictures.values()]

@@ -53,7 +53,7 @@ def _times(log_ratio: float) -> str:
 def _notes(verdicts: Verdicts, by_kld: Comparison) -> list[str]:
     lines = [f"Paired over the same tokens, by article ({verdicts.n_article}); p by Holm over all {len(by_kld.pairs)} pairs, "
              "intervals for all of them at once. The verdict is on the tier, against the next smaller one.",
-             f"Equivalent: by less than {100 * math.expm1(by_kld.margin):.0f} %. Detectable: the difference that this text shows in "
+             f"Equivalent: by less than {100 * math.expm1(by_kld.margin):.0f} %. Detectable: what this text shows in "
              "four of five cases. Not resolved is not equal."]
     if verdicts.n_looks > 1:
         lines.append(f"The text was looked at up to {verdicts.n_looks} times, and the errors were spent over the looks.")

@@ -21,7 +21,7 @@ from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Verdicts
 
 #: Every picture that a run can have, in the order in which a report shows them.
-NAMES = (*(measure.name for measure in MEASURES), "kld_tail", "by_slice", "by_layer_types")
+NAMES = (*(measure.name for measure in MEASURES), "kld_by_text", "kld_tail", "by_slice", "by_layer_types")
 
 # name of the measure: statistic of the verdicts, its estimate, and the loss that a point of the front must not exceed
 _STATISTICS: dict[str, tuple[str, Callable[[TableRow], Estimate], Callable[[float], float]]] = {
@@ -46,6 +46,16 @@ def draw_run(data: RunData) -> dict[str, Picture]:
     if plans := [data.plans[row.tier] for row in data.tiers if row.tier in data.plans]:
         out["by_layer_types"] = draw_types(plans, caption)
     return out
+
+
+def draw_texts(texts: Sequence[RunData]) -> Picture:
+    """Mean KLD against file size on each text: one series a text, never a mean over them."""
+    first = caption_of(texts[0])
+    caption = Caption(subtitle=first.subtitle.split(" · ")[0] + " · on " + ", ".join(t.header.corpus_name for t in texts),
+                      footer=first.footer)
+    series = [Series(name=t.header.corpus_name, points=_points("kld_vs_size", t.tiers, _states("kld_vs_size", t.tiers, t.verdicts),
+                                                               {}, {})) for t in texts]
+    return draw_by_size(MEASURES[0], series, caption)
 
 
 def draw_sizes(runs: Sequence[tuple[str, Sequence[TableRow]]], verdicts: Verdicts | None, caption: Caption, *,

@@ -29,7 +29,7 @@ _Record = TypeVar("_Record", Verdicts, Floor, Slices)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """A run as reports take it.
+    """A run as reports take it: what was measured on one text.
 
     Attributes:
         rows: the base first, then the tiers by size.
@@ -73,13 +73,26 @@ class RunData:
         return self.run.protocol.read_text("utf-8")
 
 
-def read_run(path: Path) -> RunData:
+def read_texts(path: Path) -> list[RunData]:
+    """A run on each of its texts, the first one first; their numbers are never mixed.
+
+    Raises:
+        InputError: see `read_run`.
+    """
+    first = read_run(path)
+    return [first, *(read_run(path, text["name"]) for text in first.manifest.get("further_corpora", ()))]
+
+
+def read_run(path: Path, corpus: str = "") -> RunData:
     """Read a run directory, or the published bundle of one.
+
+    Args:
+        corpus: which of the further texts; "" is the first.
 
     Raises:
         InputError: no run there, none with a measured tier, or a summary that is missing or damaged.
     """
-    run = RunFolder(path=path)
+    run = RunFolder(path=path, corpus=corpus)
     manifest = read_json(run.manifest)
     if not isinstance(manifest, dict) or "protocol" not in manifest:
         raise InputError(f"expected a run directory, found no manifest.json of one in {run.path}: make one with `quantkit run`")
@@ -91,9 +104,12 @@ def read_run(path: Path) -> RunData:
     rows = order_rows(_rows(manifest, summaries, plans))
     slices = [s for row in rows[1:] if (s := _optional(Slices, run.slices(row.tier))) is not None]
     floors = [f for name in ("base", *manifest["tiers"]) if (f := _optional(Floor, run.floor(name))) is not None]
+    text = next((t for t in manifest.get("further_corpora", ()) if t["name"] == corpus),
+                {**manifest["corpus"], "token_ids_sha256": manifest["token_ids_sha256"]})
+    header = _header(manifest, protocol, next(iter(summaries.values())), text)
     return RunData(
-        run=run, manifest=manifest, protocol=protocol, header=_header(manifest, protocol, next(iter(summaries.values()))),
-        rows=tuple(rows), plans=plans, base=read_base(run), verdicts=_verdicts(run.pairs, manifest),
+        run=run, manifest=manifest, protocol=protocol, header=header,
+        rows=tuple(rows), plans=plans, base=read_base(run), verdicts=_verdicts(run.pairs, summaries),
         floors={floor.sha256: floor for floor in floors}, slices=tuple(slices),
         mtp=tuple(read_results(run)))
 
@@ -122,10 +138,10 @@ def _rows(manifest: Mapping[str, Any], summaries: Mapping[str, Any], plans: Mapp
     return rows
 
 
-def _verdicts(path: Path, manifest: Mapping[str, Any]) -> Verdicts | None:
+def _verdicts(path: Path, summaries: Mapping[str, Mapping[str, Any]]) -> Verdicts | None:
     """The verdicts that stand, if they are of these rows and of all of them: another tier makes it another family."""
     held = _optional(Verdicts, path)
-    rows = {tier: record["rows_sha256"] for tier, record in manifest["tiers"].items()}
+    rows = {tier: summary.get("rows_sha256") for tier, summary in summaries.items()}
     return held if held is not None and dict(held.rows_sha256) == rows else None
 
 
@@ -140,14 +156,14 @@ def _optional(kind: type[_Record], path: Path) -> _Record | None:
                          "again with the same command") from error
 
 
-def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[str, Any]) -> TableHeader:
+def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[str, Any], text: Mapping[str, Any]) -> TableHeader:
     facts, base, build = manifest["protocol"], manifest["base"], manifest["build"]
     numbers = summary["summary"]
     return TableHeader(
         result_id=manifest["result_id"], protocol_name=facts["name"], protocol_id=facts["protocol_id"], eval_id=facts["eval_id"],
         derived="; ".join(facts["derived"]) or None, base_file=base["file"], base_sha256=base["sha256"], base_type=base["type"],
-        corpus_name=manifest["corpus"]["name"], corpus_sha256=manifest["corpus"]["sha256"],
-        token_ids_sha256=manifest["token_ids_sha256"], chunk_rule=_chunk_rule(protocol, summary), n_ctx=summary["n_ctx"],
+        corpus_name=text["name"], corpus_sha256=text["sha256"], token_ids_sha256=text["token_ids_sha256"],
+        chunk_rule=_chunk_rule(protocol, summary), n_ctx=summary["n_ctx"],
         n_chunk=numbers["n_chunk"], n_scored=numbers["n_scored"], n_article=numbers["n_article"], backend=_backend(build),
         llama_commit=build["llama_cpp_commit"], library_version=build["llama_cpp_python"])
 

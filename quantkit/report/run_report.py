@@ -1,6 +1,7 @@
 """The report of a run directory: tables, pictures and the page, all from its records, and the same bytes every time.
 
     report/ retention.md .csv .json .parquet  report.html  kld_vs_size.png .svg  ...
+            <corpus>/ the same of a second and later text
 
 Nothing is computed here. What others write into the folder (speed.*, mtp.md) is left alone.
 """
@@ -8,7 +9,7 @@ Nothing is computed here. What others write into the folder (speed.*, mtp.md) is
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ from quantkit.job.fit import keep_base
 from quantkit.job.manifest import refresh_files
 from quantkit.job.rundir import RunFolder
 from quantkit.report.html import report_html
-from quantkit.report.pictures import NAMES, draw_run
-from quantkit.report.run_data import read_run
+from quantkit.report.pictures import NAMES, draw_run, draw_texts
+from quantkit.report.plot_style import Picture
+from quantkit.report.run_data import RunData, read_run, read_texts
 from quantkit.report.table import COLUMNS, TableHeader, TableRow, order_rows, retention_csv, retention_json, retention_md
 
 _TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "letters_kld"})
@@ -42,7 +44,7 @@ def write_report(path: Path) -> Tables:
     keep_base(run)
     refresh_files(run)  # the id that the tables print is that of everything measured so far
     made = render_report(run)
-    for name in report_names() - set(made):
+    for name in report_names(made) - set(made):
         (run.path / name).unlink(missing_ok=True)  # a picture of what is no longer there
     for name, content in made.items():
         write_atomic(run.path / name, content)
@@ -52,26 +54,38 @@ def write_report(path: Path) -> Tables:
 
 
 def render_report(run: RunFolder) -> dict[str, bytes]:
-    """Every file of the report by its path in the run directory.
+    """Every file of the report by its path in the run directory; of a second and later text in a folder of its name.
 
     Raises:
         InputError: see `read_run`.
     """
-    data = read_run(run.path)
-    tables = Tables(retention_md(data.header, data.rows), retention_csv(data.rows), retention_json(data.header, data.rows))
-    pictures = draw_run(data)
-    out = {name: text.encode() for name, text in tables_by_name(tables).items()}
-    out["report/retention.parquet"] = retention_parquet(data.rows)
-    out["report/report.html"] = report_html(data, pictures).encode()
-    for name, picture in pictures.items():
-        out[f"report/{name}.png"], out[f"report/{name}.svg"] = picture.png, picture.svg
+    texts = read_texts(run.path)
+    out: dict[str, bytes] = {}
+    for data in texts:
+        folder = f"report/{data.run.corpus}/" if data.run.corpus else "report/"
+        pictures = draw_run(data)
+        if len(texts) > 1 and data is texts[0]:
+            pictures = {"kld_by_text": draw_texts(texts), **pictures}
+        out |= {folder + name: content for name, content in _render_text(data, pictures).items()}
     return out
 
 
-def report_names() -> set[str]:
-    """Every path that a report can have: what of these is there and was not made is out of date."""
-    tables = {f"report/retention.{kind}" for kind in ("md", "csv", "json", "parquet")}
-    return tables | {"report/report.html"} | {f"report/{name}.{kind}" for name in NAMES for kind in ("png", "svg")}
+def _render_text(data: RunData, pictures: Mapping[str, Picture]) -> dict[str, bytes]:
+    out = {
+        "retention.md": retention_md(data.header, data.rows).encode(), "retention.csv": retention_csv(data.rows).encode(),
+        "retention.json": retention_json(data.header, data.rows).encode(), "retention.parquet": retention_parquet(data.rows),
+        "report.html": report_html(data, pictures).encode(),
+    }
+    for name, picture in pictures.items():
+        out[f"{name}.png"], out[f"{name}.svg"] = picture.png, picture.svg
+    return out
+
+
+def report_names(made: Iterable[str]) -> set[str]:
+    """Every path that a report with these files could have: what of it is there and was not made is out of date."""
+    kinds = [f"retention.{kind}" for kind in ("md", "csv", "json", "parquet")] + ["report.html"]
+    kinds += [f"{name}.{kind}" for name in NAMES for kind in ("png", "svg")]
+    return {f"{folder}/{kind}" for folder in {name.rpartition("/")[0] for name in made} for kind in kinds}
 
 
 def make_tables(run: RunFolder) -> Tables:

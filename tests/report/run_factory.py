@@ -63,7 +63,8 @@ def make_run(path: Path, tiers: Mapping[str, float] = TIERS, *, n_article: int =
         if tier not in without_plan:
             write_json(run.plan(tier), plan.to_json())
         write_json(run.summary(tier), {
-            "tier": tier, "n_ctx": 128, "n_chunk_total": 40, "chunks": np.unique(rows["chunk"]).tolist(),
+            "tier": tier, "rows_sha256": sha256_file(run.rows(tier)), "n_ctx": 128, "n_chunk_total": 40,
+            "chunks": np.unique(rows["chunk"]).tolist(),
             "summary": summarize(rows).to_json(), "base_summary": summarize(base_rows(rows_of_base)).to_json()})
         records[tier] = {
             "file": (files or {}).get(tier, f"tiny-{tier}.gguf"), "size_bytes": plan.tensor_bytes + 4096 - 100 * i,
@@ -75,7 +76,8 @@ def make_run(path: Path, tiers: Mapping[str, float] = TIERS, *, n_article: int =
         "result_id": "a1" * 32, "schema": 1, "quantkit": "0.1.0", "rows_version": 1, "protocol": facts, "base": {
             "file": base_file, "sha256": "b2" * 32, "size_bytes": 2_000_000, "type": "BF16", "architecture": "llama",
             "n_params": 524_544, "bpw": 16.0, "bpw_core": 16.0},
-        "corpus": {"name": "demo-eval.txt", "sha256": "c3" * 32}, "token_ids_sha256": "d4" * 32, "imatrix": None,
+        "corpus": {"name": "demo-eval.txt", "sha256": "c3" * 32}, "token_ids_sha256": "d4" * 32, "further_corpora": [],
+        "imatrix": None,
         "build": {"backend": "CPU", "llama_cpp_python": "0.3.36", "llama_cpp_commit": "0c1e570", "system_info": "CPU : AVX2 = 1",
                   "n_gpu_layers": 0, "main_gpu": 0, "tensor_split": []},
         "libraries": {"numpy": "2.0.0"}, "tiers": records, "files": {}, **manifest})

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ from quantkit.spec.verdict_records import Comparison, Floor, KernelFloor, PairVe
 from tests.report.run_factory import TIERS, change_json, make_run
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_SLICES = {name for name in report_names() if "by_slice" not in name}
+ALL = report_names(["report/retention.md"])
+WITHOUT_SLICES = {name for name in ALL if "by_slice" not in name and "by_text" not in name}
 
 
 def add_verdicts(run: RunFolder) -> None:
@@ -97,7 +99,7 @@ def test_csv_and_parquet_open_in_pandas_with_types(made: RunFolder) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pictures, where what is drawn does not matter."""
     svg = b"<svg><!-- Created with matplotlib (https://matplotlib.org/), Matplotlib v3.0.0, --></svg>"
-    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if name != "by_slice"}
+    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if name not in {"by_slice", "kld_by_text"}}
     monkeypatch.setattr("quantkit.report.run_report.draw_run", lambda data: pictures)
 
 
@@ -168,7 +170,7 @@ def test_what_else_was_measured_is_used(tmp_path: Path) -> None:
     assert data.letters == {"Q8_0": "a", "Q4_K_M": "a", "IQ1_M": "b"}
     assert [s.tier for s in data.slices] == ["Q8_0"]
     assert set(data.floors) == {"b2" * 32, data.tiers[0].sha256}
-    assert {f"report/{path.name}" for path in run.report.iterdir()} == report_names()
+    assert {f"report/{path.name}" for path in run.report.iterdir()} == {name for name in ALL if "by_text" not in name}
     page = (run.report / "report.html").read_text("utf-8")
     assert "smaller and not told apart from it: Q4_K_M" in page
     assert "no noise floor was measured" not in page
@@ -179,9 +181,7 @@ def test_what_else_was_measured_is_used(tmp_path: Path) -> None:
 def test_verdicts_of_other_rows_are_not_used(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     add_verdicts(run)
-    tiers = json.loads(run.manifest.read_bytes())["tiers"]
-    tiers["Q8_0"]["rows_sha256"] = "0" * 64
-    change_json(run.manifest, tiers=tiers)
+    change_json(run.summary("Q8_0"), rows_sha256="0" * 64)
     assert read_run(run.path).verdicts is None
 
 
@@ -204,3 +204,29 @@ def test_cli_prints_one_table(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["tier"] for row in rows] == ["BF16", *TIERS]
     assert rows[0]["file"] == "Größe-模型-BF16.gguf"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_text_stands_apart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"Q8_0": 0.01, "IQ1_M": 0.1})
+    other = make_run(tmp_path / "other", {"Q8_0": 0.05, "IQ1_M": 0.5})
+    second = RunFolder(path=run.path, corpus="chat.txt")
+    for tier in ("Q8_0", "IQ1_M"):
+        second.audited(tier).mkdir()
+        for name in ("rows.parquet", "summary.json"):
+            shutil.copy(other.audited(tier) / name, second.audited(tier) / name)
+    change_json(run.manifest, further_corpora=[{"name": "chat.txt", "sha256": "e5" * 32, "token_ids_sha256": "f6" * 32}])
+    write_report(run.path)
+    tables = [json.loads((run.report / folder / "retention.json").read_bytes()) for folder in ("", "chat.txt")]
+    assert [table["header"]["corpus_name"] for table in tables] == ["demo-eval.txt", "chat.txt"]
+    assert tables[1]["header"]["token_ids_sha256"] == "f6" * 32
+    first, later = (table["tiers"][1]["summary"]["kld"]["value"] for table in tables)
+    assert later > 3 * first
+    assert '<a href="chat.txt/report.html">chat.txt</a>' in (run.report / "report.html").read_text("utf-8")
+    assert "On other texts" not in (run.report / "chat.txt" / "report.html").read_text("utf-8")
+    assert (run.report / "kld_by_text.png").read_bytes().startswith(b"\x89PNG")
+    assert not (run.report / "chat.txt" / "kld_by_text.png").exists()
+    assert check_report(run.path) == 2 * len(WITHOUT_SLICES) + 2
+    (run.report / "chat.txt" / "by_slice.png").write_bytes(b"")
+    with pytest.raises(CheckFailed, match=r"report/chat\.txt/by_slice\.png: expected none"):
+        check_report(run.path)
