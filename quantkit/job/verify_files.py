@@ -22,6 +22,8 @@ from quantkit.job.verify_findings import Findings
 _CARD, _REPORT_CARD = "README.md", "report/README.md"  # the same file: where a repository has it, and where a run does
 _NOT_OURS = {".git", ".cache", ".gitattributes"}  # what a hub and its client put beside a bundle
 _MAX_JSON_BYTES = 256 << 20
+_FORM = {"rows_version": int, "protocol": dict, "base": dict, "corpus": dict, "token_ids_sha256": str, "imatrix": dict | None,
+         "build": dict, "libraries": dict, "tiers": dict}
 
 
 class Manifest(NamedTuple):
@@ -54,6 +56,9 @@ def check_manifest(folder: Path, findings: Findings, expected_id: str | None) ->
         facts = json.loads(data)
         if facts.get("schema") != SCHEMA:
             raise InputError(f"schema {facts.get('schema')!r}")
+        for key, kind in _FORM.items():
+            if not isinstance(facts[key], kind):
+                raise InputError(f"{key} is a {type(facts[key]).__name__}")
         if pretty_json(facts) != data:
             raise InputError("other bytes than quantkit writes for these words")
         findings.equal("manifest", MANIFEST, "seal", seal_of(facts), facts.get("seal"))

@@ -172,7 +172,7 @@ def _check_record(bundle: Bundle, name: str, known: Mapping[str, str]) -> None:
 
 def _is_of_first_text(bundle: Bundle, name: str) -> bool:
     """A second and later text has records one folder deeper, and tokens of its own."""
-    first, *folders, _ = name.split("/")
+    first, *folders = name.split("/")[:-1] or [""]
     return first != "audit" or not folders or (len(folders) == 1 and folders[0] in {"base", *bundle.tiers})
 
 

@@ -4,7 +4,7 @@ For each number a loss θ is defined that is positive where the candidate is wor
 over articles, p comes from Student's t with G_eff − 1 degrees of freedom.
 
     kld_mean       θ = ln(KLD_c / KLD_i), margin ln(1 + m)
-    kld_p999       θ = ln(Q_c / Q_i) of the 99.9 % quantiles, margin ln(1 + m); tested on shares, see `_compare_quantiles`
+    kld_p999       θ = ln(Q_c / Q_i) of the 99.9 % quantiles, margin ln(1 + m); see `_compare_quantiles`
     same_top_p     θ = share_i − share_c
     ln_ppl_ratio   θ = ratio_c − ratio_i
 
@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_upper_tail
+from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
 from quantkit.measure.gate import Verdict
 from quantkit.measure.numbers import Rows, flips, kld, nll_difference
-from quantkit.measure.summary import sorted_rows, too_few
+from quantkit.measure.summary import LEVEL, sorted_rows, too_few
 from quantkit.measure.verdict import check_paired
 
 _QUANTILE = 0.999
@@ -52,8 +52,7 @@ class Obligation:
 
     Attributes:
         name: of the obligation. incumbent, candidate: the numbers; None where there is none.
-        loss: θ, positive where the candidate is worse, None where it is infinite; margin: on the same scale. se: of θ; None where
-            the test is on shares.
+        loss: θ, positive where the candidate is worse, None where it is infinite; margin: on the same scale. se: of θ.
         p_not_worse: of θ >= margin, one-sided. p_better: of θ = 0, two-sided. p_better_holm: over the family.
         reason: why it was not compared, or what else a reader must know.
     """
@@ -102,7 +101,7 @@ def compare_rows(incumbent: Rows, candidate: Rows, margins: Margins, *, alpha: f
         "ln_ppl_ratio": (nll_difference(a), nll_difference(b), nll_difference(b) - nll_difference(a), margins.ln_ppl_ratio),
     }
     out = [_compare_kld(kld(a), kld(b), math.log1p(margins.kld_mean), articles, alpha),
-           _compare_quantiles(kld(a), kld(b), margins.kld_p999, articles, alpha)]
+           _compare_quantiles(kld(a), kld(b), math.log1p(margins.kld_p999), articles, alpha)]
     for name, (x, y, loss, margin) in differences.items():
         test = _test(float(np.mean(loss)), jackknife_se(articles.means_without(loss)), margin, articles.n_effective - 1)
         out.append(_judge(name, float(np.mean(x)), float(np.mean(y)), margin, test, alpha))
@@ -152,36 +151,36 @@ def _compare_kld(x: Floats, y: Floats, margin: float, articles: Groups, alpha: f
     return _judge("kld_mean", mean_x, mean_y, margin, test, alpha)
 
 
-def _compare_quantiles(x: Floats, y: Floats, fraction: float, articles: Groups, alpha: float) -> Obligation:
-    """The 99.9 % quantiles, by the shares of tokens above one threshold.
+def _compare_quantiles(x: Floats, y: Floats, margin: float, articles: Groups, alpha: float) -> Obligation:
+    """The 99.9 % quantiles, on their logarithms.
 
-    Q_c >= (1+m)·Q_i holds where the candidate's KLD over (1+m) has no smaller share above the incumbent's quantile than the
-    incumbent has. The threshold is the quantile of both pooled; the difference of shares is a mean over tokens, jackknifed as one.
+    With S = 0.001 and κ = d ln Q / d S at S, a token moves ln Q_c − ln Q_i by κ_c·1[kld_c > Q_c] − κ_i·1[kld_i > Q_i] (Bahadur);
+    the mean of that is jackknifed like any other. κ is the slope between Woodruff's limits, at most half of S away.
 
-    Source: Woodruff 1952, for a difference.
+    Source: Woodruff 1952, for a paired difference.
     """
-    margin = math.log1p(fraction)
     q_x, q_y = float(np.quantile(x, _QUANTILE)), float(np.quantile(y, _QUANTILE))
     if len(x) * (1 - _QUANTILE) < _MIN_TAIL - 1e-6:
         return Obligation(name="kld_p999", incumbent=q_x, candidate=q_y, margin=margin, verdict="not compared",
                           reason=f"fewer than {_MIN_TAIL} tokens beyond the quantile")
     if np.array_equal(x, y):
         return _judge("kld_p999", q_x, q_y, margin, _Test(0.0, 0.0, 0.0, 1.0), alpha)
-    if min(q_x, q_y) <= 0:
+    moves = [_moves_of_log_quantile(values, q, articles) for values, q in ((x, q_x), (y, q_y))]
+    if moves[0] is None or moves[1] is None:
         return Obligation(name="kld_p999", incumbent=q_x, candidate=q_y, margin=margin, reason="zero: by the numbers themselves",
                           verdict="worse" if q_y > q_x else "not worse")
-    df = articles.n_effective - 1
-    shifted, level = _excess(x, y / (1 + fraction), articles), _excess(x, y, articles)
-    p_not_worse = _upper_tail(-shifted[0], shifted[1], df)
-    p_better = min(1.0, 2 * _upper_tail(abs(level[0]), level[1], df))
-    return _judge("kld_p999", q_x, q_y, margin, _Test(math.log(q_y / q_x), None, p_not_worse, p_better), alpha)
+    se = jackknife_se(articles.means_without(moves[1] - moves[0]))
+    return _judge("kld_p999", q_x, q_y, margin, _test(math.log(q_y / q_x), se, margin, articles.n_effective - 1), alpha)
 
 
-def _excess(x: Floats, y: Floats, articles: Groups) -> tuple[float, float]:
-    """By how much y's share above the pooled quantile exceeds x's, and its error."""
-    threshold = np.quantile(np.concatenate([x, y]), _QUANTILE)
-    difference = (y > threshold).astype(np.float64) - (x > threshold)
-    return float(np.mean(difference)), jackknife_se(articles.means_without(difference))
+def _moves_of_log_quantile(x: Floats, q: float, articles: Groups) -> Floats | None:
+    """How far each token moves ln of the 99.9 % quantile q, up to a constant; None where it has no logarithm."""
+    share = 1 - _QUANTILE
+    above = (x > q).astype(np.float64)
+    reach = student_quantile((1 + LEVEL) / 2, articles.n_effective - 1) * jackknife_se(articles.means_without(above))
+    h = max(min(reach, share / 2), 2 / len(x))
+    lo, hi = np.quantile(x, [_QUANTILE - h, _QUANTILE + h])
+    return above * (np.log(hi / lo) / (2 * h)) if lo > 0 else None
 
 
 def _test(loss: float, se: float, margin: float, df: float) -> _Test:
