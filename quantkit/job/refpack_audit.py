@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from quantkit.core.units import format_bytes
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import close_group, read_build
 from quantkit.engine.pool import WorkerPool
-from quantkit.engine.refpack import open_pack_audit, score_pack
+from quantkit.engine.refpack import PackedRows, open_pack_audit, score_pack
 from quantkit.engine.settings import Offload
 from quantkit.job.audit import read_summary, write_tier
 from quantkit.job.corpus import read_corpus
@@ -32,13 +32,14 @@ from quantkit.job.evaluation import (
     only_corpus,
     read_subject,
 )
-from quantkit.job.ladder import RunOptions, RunResult
 from quantkit.job.manifest import claim_run, write_manifest
 from quantkit.job.memory import bound_of_one
 from quantkit.job.parts import Rows, read_parquet
 from quantkit.job.progress import Progress
 from quantkit.job.refpack_parts import ChunkFolder
 from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
+from quantkit.job.session import RunOptions, RunResult
+from quantkit.job.timing import TimedProgress
 from quantkit.measure.articles import chunk_indices
 from quantkit.measure.refpack import Shortfall, estimate_shortfall
 from quantkit.spec.gguf_header import read_header
@@ -83,9 +84,13 @@ def audit_with_pack(pack_path: Path, protocol: Protocol, run_path: Path, files: 
         evaluation = evaluation_of(pack, protocol, corpus, text, offload, build)
         bound = max(bound_of_one(model, evaluation.settings, n_workers=n_workers) for model in models)
         progress.note(f"{n_workers} workers, one file after another, memory at most {format_bytes(bound)}")
-        job = _PackAudit(run, pool, evaluation, pack, progress)
-        for file in files:
-            job.measure(read_subject(file, file.stem))
+        timed = TimedProgress(progress)
+        job = _PackAudit(run, pool, evaluation, pack, timed)
+        try:
+            for file in files:
+                job.measure(read_subject(file, file.stem))
+        finally:
+            timed.write(run, n_workers)
         return job.finish(protocol)
 
 
@@ -127,6 +132,22 @@ def evaluation_of(pack: Refpack, protocol: Protocol, corpus: Corpus, text: bytes
         eval_id=protocol.eval_id, corpus=corpus, text=text, settings=context_settings(protocol.eval), offload=offload,
         tokens=content.tokens, token_ids_sha256=facts.token_ids_sha256, add_bos=facts.add_bos, n_chunk_total=facts.n_chunk_total,
         chunks=content.chunks.astype(np.int64), articles=content.articles, build=build)
+
+
+def packed_rows(pool: WorkerPool, evaluation: Evaluation, pack: Path, tier: Subject, chunks: Sequence[int]) -> Iterator[PackedRows]:
+    """A tier's rows of some chunks against a pack, as workers finish them: for whatever needs rows and has no base.
+
+    Raises:
+        InputError: the pack's rows are damaged, or its vocabulary is not the tier's.
+        EngineError, EngineCrash: the tier cannot be run.
+    """
+    if not chunks:
+        return
+    pool.broadcast(f"load {tier.name}", open_pack_audit, path=tier.path, settings=evaluation.settings, offload=evaluation.offload,
+                   pack=pack)
+    tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
+    yield from pool.stream(f"audit {tier.name}", score_pack, tasks)
+    pool.broadcast("close", close_group)
 
 
 class _PackAudit:
@@ -202,14 +223,9 @@ class _PackAudit:
         missing = parts.missing(chunks)
         self._progress.start(f"audit {tier.name}", len(chunks))
         self._progress.advance(len(chunks) - len(missing))
-        if missing:
-            self._pool.broadcast(f"load {tier.name}", open_pack_audit, path=tier.path, settings=evaluation.settings,
-                                 offload=evaluation.offload, pack=self._pack.path)
-        tasks = [{"chunks": tuple(missing[i:i + _CHUNKS_A_TASK])} for i in range(0, len(missing), _CHUNKS_A_TASK)]
-        for item in self._pool.stream(f"audit {tier.name}", score_pack, tasks):
+        for item in packed_rows(self._pool, evaluation, self._pack.path, tier, missing):
             parts.save(item.chunk, (item.rows.tobytes(), item.tail_kld.tobytes()))
             self._progress.advance()
-        self._pool.broadcast("close", close_group)
         self._progress.finish()
         held = {chunk: parts.load(chunk) or [] for chunk in chunks}
         rows: dict[int, Rows] = {chunk: np.frombuffer(data[0], ROW_DTYPE) for chunk, data in held.items()}

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from quantkit.core.errors import EngineError, InputError
-from quantkit.job.ladder import RunOptions, RunResult, audit_files
+from quantkit.job.ladder import audit_files
 from quantkit.job.parts import Rows, read_parquet
 from quantkit.job.progress import Silent
 from quantkit.job.refpack import make_refpack
 from quantkit.job.refpack_audit import audit_with_pack
 from quantkit.job.refpack_parts import ChunkFolder
 from quantkit.job.rundir import RunFolder, read_json
+from quantkit.job.session import RunOptions, RunResult
 from quantkit.job.standalone import quantize_to_file
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.refpack_file import Refpack
