@@ -18,7 +18,7 @@ from quantkit.spec.verdict_records import Floor
 
 def check_floors(bundle: Bundle) -> None:
     """The noise floor of every file that has one, from the rows of it against itself; read in a worker, as all rows are."""
-    named = {"base": bundle.facts["base"]["sha256"], **{tier: record["sha256"] for tier, record in bundle.tiers.items()}}
+    named = {"base": bundle.facts["base"].get("sha256"), **{tier: record.get("sha256") for tier, record in bundle.tiers.items()}}
     with WorkerPool(1) as pool:
         for name, sha256 in named.items():
             file = f"audit/{name}/floor.json"
@@ -27,7 +27,7 @@ def check_floors(bundle: Bundle) -> None:
                     _check_floor(bundle, pool, name, sha256, file)
 
 
-def _check_floor(bundle: Bundle, pool: WorkerPool, name: str, sha256: str, file: str) -> None:
+def _check_floor(bundle: Bundle, pool: WorkerPool, name: str, sha256: object, file: str) -> None:
     findings, run = bundle.findings, bundle.run
     value = read_json_bounded(run.path / file)
     floor = record_from_json(Floor, value)
@@ -41,7 +41,8 @@ def _check_floor(bundle: Bundle, pool: WorkerPool, name: str, sha256: str, file:
             continue
         rows, _ = pool.call(f"read floor {name}", read_rows, path=path, n_rows=floor.n_scored)
         settings = KernelSettings(kernel.kernel, kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch)
-        compare_numbers(findings, "floors", file, record_to_json(summarize_floor(rows, settings, kernel.rows_sha256)), held, f"kernel {kernel.kernel}")
+        again = summarize_floor(rows, settings, bundle.manifest.entries[rows_file].sha256)
+        compare_numbers(findings, "floors", file, record_to_json(again), held, f"kernel {kernel.kernel}")
 
 
 def check_computed(bundle: Bundle, protocol: Protocol, read: Mapping[str, TierRows]) -> None:
