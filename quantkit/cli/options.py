@@ -12,7 +12,8 @@ from quantkit.core.errors import InputError
 from quantkit.core.units import parse_bytes
 from quantkit.engine.settings import Offload
 from quantkit.job.audit import AuditOptions
-from quantkit.job.ladder import RunOptions
+from quantkit.job.sequential import parse_until
+from quantkit.job.session import RunOptions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -50,6 +51,18 @@ def engine_options(command: _F) -> _F:
     return command
 
 
+def measure_options(command: _F) -> _F:
+    """What is measured beside rows, on request: each takes further passes."""
+    for option in (
+        click.option("--kld-weights", "weights", is_flag=True,
+                     help="Each tier's weights alone, written as F32 and run in base's F32 arithmetic; 8 bytes a weight of disk."),
+        click.option("--floors", is_flag=True,
+                     help="Noise floors: base and each tier against themselves in the other arithmetic that the protocol lists."),
+    ):
+        command = option(command)
+    return command
+
+
 def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload:
     """Offload options as one record.
 
@@ -64,8 +77,10 @@ def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload
 
 
 def run_options(*, n_workers: int, memory: str | None, corpus: Path | None, calibration: Path | None, n_gpu_layers: int,
-                main_gpu: int, tensor_split: str, imatrix: Path | None = None, drop_files: bool = False) -> RunOptions:
-    """The engine options as one record."""
+                main_gpu: int, tensor_split: str, imatrix: Path | None = None, drop_files: bool = False, floors: bool = False,
+                weights: bool = False, until: str | None = None) -> RunOptions:
+    """The engine options, and what is measured, as one record."""
     return RunOptions(n_workers=n_workers, corpus=corpus, calibration=calibration, imatrix=imatrix, drop_files=drop_files,
+                      floors=floors, weights=weights, until=parse_until(until) if until else None,
                       offload=read_offload(n_gpu_layers, main_gpu, tensor_split),
                       audit=AuditOptions(memory_bytes=parse_bytes(memory) if memory else None))

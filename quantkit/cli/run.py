@@ -9,7 +9,7 @@ import click
 
 from quantkit.cli.bars import stderr_progress
 from quantkit.cli.finish import finish_run
-from quantkit.cli.options import PATH, base_option, engine_options, protocol_options, run_options
+from quantkit.cli.options import PATH, base_option, engine_options, measure_options, protocol_options, run_options
 
 
 @click.command()
@@ -19,6 +19,7 @@ from quantkit.cli.options import PATH, base_option, engine_options, protocol_opt
 @click.option("--tiers", default="", metavar="A,B,...", help="Only these tiers of the protocol.")
 @click.option("--imatrix", type=PATH, help="Use this importance matrix instead of collecting one.")
 @click.option("--drop-files", is_flag=True, help="Delete each tier's file once it is measured, where disk is short.")
+@measure_options
 @engine_options
 def run(base: Path, protocol: str, settings: tuple[str, ...], output: Path, tiers: str, **engine: Any) -> None:
     """Quantize every tier of a protocol and measure each against the BF16 file: plan, imatrix, quantize, audit, table."""
