@@ -89,6 +89,7 @@ class Seat:
         return self.context.decode(ids, block.start, slice(block.first - block.start, block.last - block.start))
 
     def close(self) -> None:
+        """Free both."""
         self.context.close()
         self.model.close()
 
