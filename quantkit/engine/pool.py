@@ -171,11 +171,12 @@ class WorkerPool:
             results.append(value)
         return results
 
-    def stream(self, step: str, command: Command, tasks: Sequence[dict[str, Any]]) -> Iterator[Any]:
-        """Run one command once per task, each by whichever worker is free; yields every item as it comes."""
+    def stream(self, step: str, command: Command, tasks: Sequence[dict[str, Any]], *,
+               n_workers: int | None = None) -> Iterator[Any]:
+        """Run one command once per task, each by whichever of the first n_workers is free; yields every item as it comes."""
         waiting = deque(tasks)
         busy: dict[Any, Worker] = {}
-        for worker in self.workers:
+        for worker in self.workers[:n_workers]:
             if waiting:
                 worker.send(step, command, waiting.popleft())
                 busy[worker.pipe] = worker

@@ -21,9 +21,10 @@ from quantkit.core.files import atomic_path, sha256_json
 from quantkit.engine.collect import Sums, collect, open_collect
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
-from quantkit.engine.settings import Offload
-from quantkit.job.evaluation import Subject, context_settings
+from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.evaluation import Subject, context_settings, n_cores
 from quantkit.job.imatrix_state import EMPTY, STATE_VERSION, CollectState, load_state, save_state, state_path
+from quantkit.job.memory import bound_of_one, free_memory_bytes
 from quantkit.job.progress import Progress
 from quantkit.measure.articles import chunk_indices
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
@@ -90,6 +91,11 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     spec = protocol.imatrix
     corpus = protocol.corpus(spec.corpus)
     settings = context_settings(spec)
+    n_workers = min(len(pool.workers), _most_workers(base.model, settings, offload, spec.n_threads))
+    if spec.n_chunk:
+        n_workers = min(n_workers, -(-spec.n_chunk // _CHUNKS_A_GROUP))
+    # asked of all of them, so that they start side by side
+    build, *_ = pool.each("build", read_build, [{"n_gpu_layers": offload.n_gpu_layers}] * n_workers)
     seen: Tokenized = pool.call("tokenize calibration", tokenize, path=base.path, text=text)
     n_total = len(seen.ids) // spec.n_ctx
     if not max(2, spec.n_chunk) <= n_total:
@@ -98,7 +104,6 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total).tolist()
     n_chunk = len(chunks)
     wanted = collection_targets(base.model, output=spec.output, mtp=spec.mtp and base.model.n_nextn > 0)
-    build = pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers)
     path = state_path(parts, sha256_json({
         "version": [STATE_VERSION, _CHUNKS_A_GROUP], "imatrix_id": protocol.imatrix_id, "base": base.sha256,
         "build": dataclasses.asdict(build), "offload": dataclasses.asdict(offload)}))
@@ -106,10 +111,12 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     progress.start("imatrix", n_chunk)
     progress.advance(state.n_done)
     if state.n_done < n_chunk:
-        pool.call("load imatrix", open_collect, path=base.path, settings=settings, offload=offload, trunk=wanted.trunk,
-                  mtp=wanted.mtp)
-        state = _collect_rest(pool, seen.ids, chunks, state, path, progress)
-        pool.call("close", close_group)
+        n_workers = min(n_workers, -(-(n_chunk - state.n_done) // _CHUNKS_A_GROUP))
+        shared = dataclasses.replace(settings, n_threads=max(1, settings.n_threads // n_workers))
+        pool.each("load imatrix", open_collect, [{"path": base.path, "settings": shared, "offload": offload,
+                                                  "trunk": wanted.trunk, "mtp": wanted.mtp}] * n_workers)
+        state = _collect_rest(pool, n_workers, seen.ids, chunks, state, path, progress)
+        pool.each("close", close_group, [{}] * n_workers)
     progress.finish()
     _check_complete(base, wanted, state.sums)
     imatrix = Imatrix(entries={name: _rounded(name, sums) for name, sums in sorted(state.sums.items())},
@@ -120,19 +127,39 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     return imatrix
 
 
-def _collect_rest(pool: WorkerPool, tokens: npt.NDArray[np.int32], chunks: Sequence[int], state: CollectState, path: Path,
-                  progress: Progress) -> CollectState:
-    """Go on from a state; what is done is written down every now and then, and when the work ends before its time."""
+def _most_workers(model: ModelInfo, settings: ContextSettings, offload: Offload, n_threads: int) -> int:
+    """How many processes may share the cores: small models gain, as threads of one context wait for each other at every node.
+
+    No number depends on it. Each holds the contexts of trunk and head, whose buffers must fit a quarter of the free memory.
+    """
+    if offload.n_gpu_layers:
+        return 1
+    private = 4 * (bound_of_one(model, settings, n_workers=1) - model.header.file_bytes)  # every row's logits, two contexts
+    return max(1, min(n_cores() // max(1, n_threads), free_memory_bytes() // 4 // max(1, private)))
+
+
+def _collect_rest(pool: WorkerPool, n_workers: int, tokens: npt.NDArray[np.int32], chunks: Sequence[int], state: CollectState,
+                  path: Path, progress: Progress) -> CollectState:
+    """Go on from a state; what is done is written down every now and then, and when the work ends before its time.
+
+    Groups of chunks are added in the text's order, whichever worker is done first.
+    """
+    starts = range(state.n_done, len(chunks), _CHUNKS_A_GROUP)
+    groups = {start: tuple(chunks[start:start + _CHUNKS_A_GROUP]) for start in starts}
+    tasks = [{"tokens": tokens, "chunks": group} for group in groups.values()]
+    start_of = {group: start for start, group in groups.items()}
+    early: dict[int, Mapping[str, Sums]] = {}
     saved, saved_at = state.n_done, time.monotonic()
     try:
-        for start in range(state.n_done, len(chunks), _CHUNKS_A_GROUP):  # one after another: sums are added in the text's order
-            group = {"tokens": tokens, "chunks": tuple(chunks[start:start + _CHUNKS_A_GROUP])}
-            for done, sums in pool.stream("imatrix", collect, [group]):
-                state = state.plus(sums, len(done))
-                progress.advance(len(done))
-            if time.monotonic() - saved_at >= _SAVE_EVERY_S:
-                save_state(path, state)
-                saved, saved_at = state.n_done, time.monotonic()
+        for done, sums in pool.stream("imatrix", collect, tasks, n_workers=n_workers):
+            early[start_of[done]] = sums
+            while state.n_done in early:
+                n = len(groups[state.n_done])
+                state = state.plus(early.pop(state.n_done), n)
+                progress.advance(n)
+                if time.monotonic() - saved_at >= _SAVE_EVERY_S:
+                    save_state(path, state)
+                    saved, saved_at = state.n_done, time.monotonic()
     except BaseException:  # Ctrl-C too
         if state.n_done > saved:
             with contextlib.suppress(QuantkitError, OSError):  # the first fault is the one to tell

@@ -10,7 +10,7 @@ from quantkit.core.files import refuse_overwrite
 from quantkit.engine.pool import WorkerPool
 from quantkit.job.calibration import Overlap, importance_notes, read_overlaps
 from quantkit.job.corpus import find_corpus, read_corpus
-from quantkit.job.evaluation import read_subject
+from quantkit.job.evaluation import n_cores, read_subject
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.imatrix_state import state_beside
 from quantkit.job.plans import resolve_tier
@@ -37,7 +37,7 @@ def collect_to_file(base: Path, protocol: Protocol, target: Path, progress: Prog
     text = read_corpus(protocol.corpus(protocol.imatrix.corpus), calibration)
     for overlap in _overlaps(protocol, corpus, calibration, progress):
         progress.note(f"imatrix: {overlap.describe()}")
-    with state_beside(target) as parts, WorkerPool(1) as pool:
+    with state_beside(target) as parts, WorkerPool(n_cores()) as pool:  # at most; the collection says how many it uses
         return collect_imatrix(target, pool, protocol, read_subject(base, "base"), text, progress, parts=parts)
 
 

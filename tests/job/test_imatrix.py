@@ -34,6 +34,7 @@ import pytest
 from quantkit.core.errors import CorpusError, EngineError, ImatrixError, InputError, PlanError, RunLocked
 from quantkit.core.files import FolderLock, sha256_file
 from quantkit.engine.pool import WorkerPool
+from quantkit.job import imatrix
 from quantkit.job.evaluation import read_subject
 from quantkit.job.imatrix_state import EMPTY, CollectState, load_state, save_state, state_beside
 from quantkit.job.ladder import RunOptions, run_ladder
@@ -105,6 +106,14 @@ class TestCollection:
         collect_to_file(MODEL, protocol, tmp_path / "imatrix.gguf", Notes())
         assert sha256_file(tmp_path / "imatrix.gguf") == sha256_file(matrix)
         assert [path.name for path in tmp_path.iterdir()] == ["imatrix.gguf"]
+
+    @pytest.mark.parametrize("n_workers", [1, 2])
+    def test_so_with_one_worker_and_with_two(self, matrix: Path, protocol: Protocol, tmp_path: Path, n_workers: int,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two of one thread, or one of two where there are two cores."""
+        monkeypatch.setattr(imatrix, "_most_workers", lambda *_: n_workers)
+        collect_to_file(MODEL, protocol, tmp_path / "imatrix.gguf", Notes())
+        assert sha256_file(tmp_path / "imatrix.gguf") == sha256_file(matrix)
 
     def test_an_output_that_exists_is_refused_before_any_work(self, protocol: Protocol, tmp_path: Path) -> None:
         (tmp_path / "imatrix.gguf").write_bytes(b"mine")
@@ -319,9 +328,9 @@ class TestZeros:
 class TestPreflight:
     """Refused before a byte is written: no output, no folder for it, no temporary file."""
 
-    def refused(self, tmp_path: Path, imatrix: Path, tier: str, *settings: str) -> str:
+    def refused(self, tmp_path: Path, path: Path, tier: str, *settings: str) -> str:
         with pytest.raises((ImatrixError, PlanError)) as caught:
-            quantize_to_file(MODEL, load_protocol("demo-v1", settings), tier, tmp_path / "out" / "q.gguf", Notes(), imatrix=imatrix)
+            quantize_to_file(MODEL, load_protocol("demo-v1", settings), tier, tmp_path / "out" / "q.gguf", Notes(), imatrix=path)
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
