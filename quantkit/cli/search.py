@@ -82,4 +82,10 @@ def _row(p: Proposal) -> tuple[Cell, ...]:
             f"{p.search_kld:.6f}", f"{kld.proposal:.6f}" if kld else None, f"{kld.incumbent:.6f}" if kld else None,
             f"{kld.proposal / kld.incumbent - 1:+.1%}" if kld else None,
             f"{tail.proposal / tail.incumbent - 1:+.1%}" if tail and tail.incumbent else None,
-            f"{100 * (top.proposal - top.incumbent):+.2f} pp" if top else None, f"{p.alpha:.1e}" if p.k else None, p.label)
+            f"{100 * (top.proposal - top.incumbent):+.2f} pp" if top else None, f"{p.alpha:.1e}" if p.k else None, _label(p))
+
+
+def _label(p: Proposal) -> str:
+    """The label, and what stands in the way."""
+    against = [f"{o.name} {o.verdict}" for o in p.obligations if o.verdict in ("worse", "not shown")]
+    return f"{p.label}: {', '.join(against)}" if against else p.label

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -35,6 +37,12 @@ def test_a_judged_proposal_shows_both_klds_and_their_ratio() -> None:
     assert row[:2] == ("search-Q4_K_M", "Q4_K_M")
     assert row[6:9] == ("0.100000", "0.200000", "-50.0%")
     assert row[-1] == "strict progress"
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    blocked = dataclasses.replace(PROPOSAL.obligations[0], name="ln_ppl_ratio", verdict="not shown")
+    proposal = dataclasses.replace(PROPOSAL, label="incomparable", obligations=(*PROPOSAL.obligations, blocked))
+    assert _row(proposal)[-1] == "incomparable: ln_ppl_ratio not shown"
 
 
 def test_help_names_every_way_of_giving_a_budget() -> None:
