@@ -17,7 +17,7 @@ from quantkit.job.manifest import is_bundle_file
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
-_SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".svg", ".toml", ".txt", ".xml"}
+_SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".safetensors", ".svg", ".toml", ".txt", ".xml"}
 _STORE = {"bundles", "rejected"}  # folders of a gate's store, which holds bundles and is none
 _LONGEST_PART = 255
 _MAX_FILES = 100_000
