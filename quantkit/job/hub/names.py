@@ -17,7 +17,8 @@ from quantkit.job.manifest import is_bundle_file
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
-_SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".safetensors", ".svg", ".toml", ".txt", ".xml"}
+_SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".svg", ".toml", ".txt", ".xml"}
+_REFPACK = "ref.safetensors"  # the reference pack that a bundle may hold
 _STORE = {"bundles", "rejected"}  # folders of a gate's store, which holds bundles and is none
 _LONGEST_PART = 255
 _MAX_FILES = 100_000
@@ -74,7 +75,7 @@ def name_problem(name: str) -> str | None:
         return f"{shown} is hidden or scratch"
     if parts[0] in _STORE or not is_bundle_file(name):
         return f"{shown} is a run's own state"
-    if PurePosixPath(name).suffix not in _SUFFIXES:
+    if PurePosixPath(name).suffix not in _SUFFIXES and name != _REFPACK:
         return f"{shown} is of no kind that a bundle holds ({', '.join(sorted(_SUFFIXES))})"
     return None
 

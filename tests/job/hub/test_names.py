@@ -14,7 +14,7 @@ HASH = "0f" * 32
 
 
 @pytest.mark.parametrize("name", ["protocol.toml", "plan/Q8_0.json", "quants/my model (é).gguf", "report/a.b.svg", "smoke/x.json",
-                                  "audit/Q4_K_M/rows.parquet", "imatrix.dat"])
+                                  "audit/Q4_K_M/rows.parquet", "imatrix.dat", "ref.safetensors"])
 def test_names_of_a_bundle(name: str) -> None:
     assert name_problem(name) is None
 
