@@ -33,6 +33,7 @@ from quantkit.job.audit import AuditOptions, audit
 from quantkit.job.compare_files import TensorDifference, compare_tensors
 from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import Subject, context_settings, default_workers, prepare_evaluation, read_subject
+from quantkit.job.mtp_ladder import write_tier
 from quantkit.job.parts import Rows, read_parquet
 from quantkit.job.plans import resolve_tier
 from quantkit.job.progress import Progress
@@ -160,6 +161,8 @@ class _Recheck:
         """Every tier that came with a plan, made again, and how it compares; kept where it is equal and the bundle lacks it."""
         findings, made, out = self._findings, {}, []
         findings.count("regenerated tiers", 0)
+        if self._protocol.plan.mtp_mode == "separate":
+            findings.note("regenerated tiers", "the head's own file is held by its hash alone")
         for tier, record in self._tiers.items():
             if record["plan_sha256"] is None:
                 findings.note("regenerated tiers", f"{tier} came without a plan")
@@ -181,7 +184,8 @@ class _Recheck:
         plan = Plan.from_json(read_json(self._run.plan(tier)))
         importances, lengths = self._importances(record, plan)
         self._check_plan(plan, lengths)
-        quantize_tier(self._pool, self._base, plan, target, importances, self._progress, force=True)
+        write_tier(self._scratch, self._protocol, self._base, tier, target, lambda path: quantize_tier(
+            self._pool, self._base, plan, path, importances, self._progress, force=True))
 
     def _importances(self, record: Mapping[str, Any], plan: Plan) -> tuple[Importances | None, dict[str, int]]:
         if record["imatrix_sha256"] is None:
@@ -229,18 +233,23 @@ class _Recheck:
                 findings.note("remeasured rows", f"{tier} is not in the bundle; --regenerate makes it")
                 continue
             subjects.append(read_subject(path, tier))
-        text = read_corpus(protocol.corpus(protocol.eval.corpora[0]), options.corpus)
+        text = read_corpus(protocol.corpus(protocol.eval.corpora[0]), options.corpus)  # the text that leads speaks for the others
         evaluation = prepare_evaluation(self._pool, protocol, self._base, text, offload)
         findings.equal("remeasured rows", "manifest.json", "token_ids_sha256", evaluation.token_ids_sha256,
                        self._facts["token_ids_sha256"])
-        n = min(options.n_remeasure, len(evaluation.chunks))
-        chosen = np.sort(np.random.default_rng(options.seed).choice(len(evaluation.chunks), n, replace=False))
+        measured = np.flatnonzero(np.isin(evaluation.chunks, self._measured_chunks()))  # a screening stops before the end
+        n = min(options.n_remeasure, len(measured))
+        chosen = np.sort(np.random.default_rng(options.seed).choice(measured, n, replace=False))
         part = dataclasses.replace(evaluation, chunks=evaluation.chunks[chosen], articles=evaluation.articles[chosen])
         failed = audit(self._scratch, self._pool, part, self._base, subjects, self._progress,
                        AuditOptions(memory_bytes=options.memory_bytes))
         for tier, error in failed.items():
             self._fail_measuring(tier, error)
         return tuple(self._compare_rows(subject.name) for subject in subjects if subject.name not in failed)
+
+    def _measured_chunks(self) -> list[int]:
+        chunks: list[int] = read_json(self._run.summary(next(iter(self._tiers))))["chunks"]
+        return chunks
 
     def _fail_measuring(self, tier: str, error: QuantkitError) -> None:
         self._findings.fail("remeasured rows", f"quants/{self._tiers[tier]['file']}", "a file that can be measured", error)

@@ -4,7 +4,7 @@
     files                 every file by name, size and hash; none missing, none added
     protocol, plans, importance matrix, tier files, references     the records by each other
     rows, base's columns  the rows by what they say of themselves, the protocol's chunks, and each other
-    summaries, floors, slices, verdicts     computed again from the rows
+    summaries, floors, kld_weights, slices, verdicts    computed again from the rows
     report                made again from the records
 
 What needs the base is in `job.regenerate`: the tiers' bytes from the plan, and rows from the files.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from quantkit.job.rundir import RunFolder
-from quantkit.job.verify_computed import check_computed, check_floors
+from quantkit.job.verify_computed import check_computed, check_own_rows, check_summaries
 from quantkit.job.verify_files import check_files, check_manifest
 from quantkit.job.verify_findings import Findings, Verification
 from quantkit.job.verify_records import (
@@ -29,7 +29,7 @@ from quantkit.job.verify_records import (
     check_tier_files,
     open_bundle,
 )
-from quantkit.job.verify_rows import check_rows, check_summaries
+from quantkit.job.verify_rows import check_rows
 
 #: Makes a run's report from its records: the content of each file by its path in the run directory.
 ReportMaker = Callable[[RunFolder], Mapping[str, bytes]]
@@ -59,16 +59,17 @@ def verify_bundle(folder: Path, make_report: ReportMaker, expected_id: str | Non
     check_files(folder, manifest, findings)
     bundle = open_bundle(folder, manifest, findings)
     protocol = check_protocol(bundle)
-    check_tier_files(bundle, check_plans(bundle))
+    check_tier_files(bundle, check_plans(bundle, protocol))
     check_imatrix(bundle)
     check_references(bundle)
     if protocol is None:
         findings.note("rows", "not checked: the protocol cannot be read")
     else:
-        read = check_rows(bundle, protocol)
-        check_summaries(bundle, read)
-        check_floors(bundle)
-        check_computed(bundle, protocol, read)
+        for text in bundle.texts:
+            read = check_rows(bundle, text, protocol)
+            check_summaries(bundle, text, read)
+            check_own_rows(bundle, text)
+            check_computed(bundle, text, protocol, read)
         _check_report(bundle, make_report)
     return findings.result(manifest.facts["result_id"])
 

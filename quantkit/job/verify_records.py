@@ -6,9 +6,9 @@ Only files whose bytes are those of the manifest are read; the others have faile
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantkit.core.errors import InputError
 from quantkit.job.rundir import RunFolder
@@ -24,18 +24,32 @@ from quantkit.spec.tensor_types import FTYPES
 _IDS = ("protocol_id", "eval_id", "plan_id", "imatrix_id", "mtp_id")
 
 
+class Text(NamedTuple):
+    """An evaluation text: where its results lie in the bundle, and what the manifest says of it."""
+
+    run: RunFolder
+    corpus: str
+    sha256: str
+    token_ids_sha256: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle under verification. `tiers` are the manifest's records by tier, each an object."""
+    """A bundle under verification. `tiers` are the manifest's records by tier, each an object; the first of `texts` leads."""
 
     run: RunFolder
     manifest: Manifest
     tiers: Mapping[str, Mapping[str, Any]]
+    texts: tuple[Text, ...]
     findings: Findings
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return self.manifest.facts
+
+    def name(self, path: Path) -> str:
+        """A path as the manifest names it."""
+        return path.relative_to(self.run.path).as_posix()
 
     def is_sound(self, name: str) -> bool:
         """Whether a file is listed, there, and has the bytes that the manifest says."""
@@ -43,14 +57,26 @@ class Bundle:
 
 
 def open_bundle(folder: Path, manifest: Manifest, findings: Findings) -> Bundle:
-    """A bundle whose tiers have names that can be paths; others are failures."""
+    """A bundle whose tiers and texts have names that can be paths; others are failures."""
+    facts, run = manifest.facts, RunFolder(path=folder)
     tiers: dict[str, Mapping[str, Any]] = {}
-    with findings.reading("manifest", "manifest.json", "records of tiers"):
-        for tier, record in manifest.facts["tiers"].items():
-            if "/" in tier or tier in ("", ".", "..") or not isinstance(record, dict):
+    texts: list[Text] = []
+    with findings.reading("manifest", "manifest.json", "records of tiers and texts"):
+        for tier, record in facts["tiers"].items():
+            if not _can_be_folder(tier) or not isinstance(record, dict):
                 raise InputError(f"tier {tier!a}")
             tiers[tier] = record
-    return Bundle(run=RunFolder(path=folder), manifest=manifest, tiers=tiers, findings=findings)
+        texts.append(Text(run, facts["corpus"]["name"], facts["corpus"]["sha256"], facts["token_ids_sha256"]))
+        for further in facts["further_corpora"]:
+            if not _can_be_folder(further["name"]):
+                raise InputError(f"corpus {further['name']!a}")
+            own = replace(run, corpus=further["name"])
+            texts.append(Text(own, further["name"], further["sha256"], further["token_ids_sha256"]))
+    return Bundle(run=run, manifest=manifest, tiers=tiers, texts=tuple(texts), findings=findings)
+
+
+def _can_be_folder(name: object) -> bool:
+    return isinstance(name, str) and "/" not in name and name not in ("", ".", "..")
 
 
 def check_protocol(bundle: Bundle) -> Protocol | None:
@@ -67,14 +93,19 @@ def check_protocol(bundle: Bundle) -> Protocol | None:
             findings.equal("protocol", name, key, facts[key], getattr(protocol, key))
         findings.equal("protocol", name, "name", facts["name"], protocol.name)
         findings.equal("protocol", name, "derived", facts["derived"], list(protocol.derived))
-        text = protocol.corpus(protocol.eval.corpora[0])
-        findings.equal("protocol", name, "the corpus", bundle.facts["corpus"], {"name": text.name, "sha256": text.sha256})
+        texts = [protocol.corpus(corpus) for corpus in protocol.eval.corpora]
+        findings.equal("protocol", name, "the texts", [(text.corpus, text.sha256) for text in bundle.texts],
+                       [(text.name, text.sha256) for text in texts])
         return protocol
     return None
 
 
-def check_plans(bundle: Bundle) -> dict[str, Plan]:
-    """Every plan reloads, is its tier's, and has the bits per weight that the manifest says of the tier."""
+def check_plans(bundle: Bundle, protocol: Protocol | None) -> dict[str, Plan]:
+    """Every plan reloads, is its tier's, and has the bits per weight that the manifest says of the tier.
+
+    Returns:
+        Plans as the files hold them: without the MTP block where the protocol leaves it out.
+    """
     findings, plans = bundle.findings, {}
     for tier, record in bundle.tiers.items():
         if record.get("plan_sha256") is None:
@@ -87,6 +118,8 @@ def check_plans(bundle: Bundle) -> dict[str, Plan]:
             findings.count("plans")
             plan = Plan.from_json(read_json_bounded(bundle.run.plan(tier)))
             findings.equal("plans", name, "tier", tier, plan.tier)
+            if protocol is not None and protocol.plan.mtp_mode != "inside":
+                plan = replace(plan, rows=tuple(row for row in plan.rows if row.role != "mtp"))
             findings.equal("plans", name, "bpw of the manifest,", record["bpw"], plan.bpw)
             findings.equal("plans", name, "bpw_core of the manifest,", record["bpw_core"], plan.bpw_core)
             plans[tier] = plan
@@ -149,8 +182,7 @@ def check_references(bundle: Bundle) -> None:
     """Every record of a measurement that names an id, the base, the text or a tier's file names the manifest's."""
     facts = bundle.facts
     with bundle.findings.reading("references", "manifest.json", "the ids and hashes of the run"):
-        known = {key: facts["protocol"][key] for key in _IDS}
-        known |= {"base_sha256": facts["base"]["sha256"], "token_ids_sha256": facts["token_ids_sha256"]}
+        known = {key: facts["protocol"][key] for key in _IDS} | {"base_sha256": facts["base"]["sha256"]}
         for name in bundle.manifest.entries:
             if name.endswith(".json") and name.split("/")[0] not in {"plan", "report"} and bundle.is_sound(name):
                 _check_record(bundle, name, known)
@@ -162,7 +194,8 @@ def _check_record(bundle: Bundle, name: str, known: Mapping[str, str]) -> None:
         value = read_json_bounded(bundle.run.path / name)
         if not isinstance(value, dict):
             return
-        for key in known.keys() & value.keys() - (set() if _is_of_first_text(bundle, name) else {"token_ids_sha256"}):
+        known = {**known, "token_ids_sha256": _text_of(bundle, name).token_ids_sha256}
+        for key in known.keys() & value.keys():
             findings.equal("references", name, key, known[key], value[key])
         tier = bundle.tiers.get(value["tier"]) if isinstance(value.get("tier"), str) else None
         if tier is not None:
@@ -170,10 +203,10 @@ def _check_record(bundle: Bundle, name: str, known: Mapping[str, str]) -> None:
                 findings.equal("references", name, f"{key} of tier {value['tier']},", tier["sha256"], value[key])
 
 
-def _is_of_first_text(bundle: Bundle, name: str) -> bool:
-    """A second and later text has records one folder deeper, and tokens of its own."""
-    first, *folders = name.split("/")[:-1] or [""]
-    return first != "audit" or not folders or (len(folders) == 1 and folders[0] in {"base", *bundle.tiers})
+def _text_of(bundle: Bundle, name: str) -> Text:
+    """The text that a record speaks of: a second and later one has its own folders below audit/."""
+    folders = name.split("/")[1:-1]
+    return next((text for text in bundle.texts[1:] if name.startswith("audit/") and folders[-1:] == [text.corpus]), bundle.texts[0])
 
 
 def _is_listed_as(bundle: Bundle, check: str, name: str, sha256: str) -> bool:

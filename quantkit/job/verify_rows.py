@@ -7,9 +7,8 @@ then it is one failure of one file.
 from __future__ import annotations
 
 import contextlib
-import math
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,15 +21,12 @@ from quantkit.core.units import GIB
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.worker import WorkerState
 from quantkit.job.parts import Rows, read_parquet
-from quantkit.job.refpack_audit import shortfall_of
 from quantkit.job.verify_files import read_json_bounded
 from quantkit.job.verify_findings import Findings
-from quantkit.job.verify_records import Bundle
-from quantkit.measure.articles import chunk_indices
-from quantkit.measure.summary import base_rows, summarize
+from quantkit.job.verify_records import Bundle, Text
+from quantkit.measure.articles import chunk_indices, screening_order
 from quantkit.spec.protocol import Protocol
 from quantkit.spec.records import ROW_DTYPE
-from quantkit.spec.refpack_records import PackReference
 
 MAX_ROWS = 1 << 25  # 130 times the whole test split of WikiText-2
 ROUNDING = 1e-9  # relative; another processor or numpy rounds exp and ln in the last bits
@@ -49,30 +45,32 @@ class TierRows(NamedTuple):
     held: Mapping[str, Any]
 
 
-def check_rows(bundle: Bundle, protocol: Protocol) -> dict[str, TierRows]:
-    """Read every tier's rows and hold them against the summary's words, the protocol and the other tiers'.
+def check_rows(bundle: Bundle, text: Text, protocol: Protocol) -> dict[str, TierRows]:
+    """Read every tier's rows on a text and hold them against the summary's words, the protocol and the other tiers'.
 
     Returns:
         Those that could be read, by tier.
     """
-    findings, read = bundle.findings, {}
+    findings, run, read = bundle.findings, text.run, dict[str, TierRows]()
     with WorkerPool(1) as pool:
         for tier, record in bundle.tiers.items():
-            name, summary = f"audit/{tier}/rows.parquet", f"audit/{tier}/summary.json"
+            name, summary = bundle.name(run.rows(tier)), bundle.name(run.summary(tier))
             for file, key in ((name, "rows_sha256"), (summary, "summary_sha256")):
                 entry = bundle.manifest.entries.get(file)
-                findings.equal("rows", file, f"the {key} of tier {tier},", record.get(key), entry.sha256 if entry else None)
+                if entry is None or text is bundle.texts[0]:
+                    expected = record.get(key) if text is bundle.texts[0] else "of a file"
+                    findings.equal("rows", file, f"the {key} of tier {tier},", expected, entry.sha256 if entry else None)
             if not (bundle.is_sound(name) and bundle.is_sound(summary)):
                 continue
             with findings.reading("rows", name, "rows of an audit"):
-                held = read_json_bounded(bundle.run.summary(tier))
-                chunks = _check_chunks(findings, summary, held, protocol)
+                held = read_json_bounded(run.summary(tier))
+                chunks = _check_chunks(bundle, text, summary, held, protocol)
                 n_rows = len(chunks) * len(_positions(protocol))
-                rows, metadata = pool.call(f"read rows {tier}", read_rows, path=bundle.run.rows(tier), n_rows=n_rows)
-                _check_metadata(bundle, tier, held, metadata)
+                rows, metadata = pool.call(f"read rows {tier}", read_rows, path=run.rows(tier), n_rows=n_rows)
+                _check_metadata(bundle, text, tier, held, metadata)
                 _check_shape(findings, name, rows, chunks, _positions(protocol))
                 read[tier] = TierRows(rows, held)
-    _check_base_columns(bundle, read)
+    _check_base_columns(bundle, text, read)
     return read
 
 
@@ -102,16 +100,16 @@ def read_rows(state: WorkerState, *, path: Path, n_rows: int) -> tuple[Rows, dic
     return read_parquet(path)
 
 
-def _check_metadata(bundle: Bundle, tier: str, held: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+def _check_metadata(bundle: Bundle, text: Text, tier: str, held: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
     """What the rows say of themselves, what the summary says, and what both depend on, as one id."""
     findings, facts, record = bundle.findings, bundle.facts, bundle.tiers[tier]
-    name, summary = f"audit/{tier}/rows.parquet", f"audit/{tier}/summary.json"
+    name, summary = bundle.name(text.run.rows(tier)), bundle.name(text.run.summary(tier))
     build, offload = held["build"], held["offload"]
     audit_id = sha256_json({"rows": facts["rows_version"], "eval_id": facts["protocol"]["eval_id"], "base": facts["base"]["sha256"],
-                            "q": record["sha256"], "tokens": facts["token_ids_sha256"], "build": build, "offload": offload,
+                            "q": record["sha256"], "tokens": text.token_ids_sha256, "build": build, "offload": offload,
                             **({"ref": held["ref"]["sha256"]} if "ref" in held else {})})
     known = {"audit_id": audit_id, "eval_id": facts["protocol"]["eval_id"], "base_sha256": facts["base"]["sha256"],
-             "q_sha256": record["sha256"], "token_ids_sha256": facts["token_ids_sha256"]}
+             "q_sha256": record["sha256"], "token_ids_sha256": text.token_ids_sha256}
     known |= {"ref_sha256": held["ref"]["sha256"]} if "ref" in held else {}
     for key, value in known.items():
         findings.equal("rows", name, key, value, metadata.get(key))
@@ -119,17 +117,23 @@ def _check_metadata(bundle: Bundle, tier: str, held: Mapping[str, Any], metadata
         findings.equal("rows", summary, key, record[key], held[key])
     findings.equal("rows", summary, "tier", tier, held["tier"])
     findings.equal("rows", summary, "audit_id", audit_id, held["audit_id"])
-    findings.equal("rows", summary, "rows_sha256", record["rows_sha256"], held["rows_sha256"])
+    findings.equal("rows", summary, "rows_sha256", bundle.manifest.entries[name].sha256, held["rows_sha256"])
+    findings.equal("rows", summary, "the text's sha256", text.sha256, held["corpus"]["sha256"])
     findings.equal("rows", summary, "the manifest's build,", facts["build"], {**build, **offload})
 
 
-def _check_chunks(findings: Findings, name: str, held: Mapping[str, Any], protocol: Protocol) -> npt.NDArray[np.int64]:
-    """The chunks that the protocol evaluates of a text as long as the summary says."""
+def _check_chunks(bundle: Bundle, text: Text, name: str, held: Mapping[str, Any], protocol: Protocol) -> npt.NDArray[np.int64]:
+    """The chunks that the protocol evaluates of a text as long as the summary says; of a screening, up to where it stopped."""
     spec, n_total = protocol.eval, held["n_chunk_total"]
     if not isinstance(n_total, int) or not 2 <= n_total * len(_positions(protocol)) <= MAX_ROWS:
         raise InputError(f"{n_total!r} chunks in the whole text")
     chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total)
-    findings.equal("rows", name, "the protocol's chunks", chunks.tolist(), held["chunks"])
+    if bundle.is_sound(bundle.name(text.run.screening)):
+        n = read_json_bounded(text.run.screening)["n_chunk"]
+        if n not in (*protocol.sequential.looks, len(chunks)):
+            raise InputError(f"a screening that stopped after {n!r} chunks, where the protocol does not look")
+        chunks = chunks[np.sort(screening_order(len(chunks), spec.seed)[:n])]
+    bundle.findings.equal("rows", name, "the protocol's chunks", chunks.tolist(), held["chunks"])
     return chunks
 
 
@@ -156,7 +160,7 @@ def _all(findings: Findings, name: str, expected: str, rows: Rows, holds: npt.ND
         findings.fail("rows", name, expected, f"chunk {row['chunk']} position {row['pos']} article {row['article']} in its place")
 
 
-def _check_base_columns(bundle: Bundle, read: Mapping[str, TierRows]) -> None:
+def _check_base_columns(bundle: Bundle, text: Text, read: Mapping[str, TierRows]) -> None:
     """Base was the same for every tier, bit by bit; so was a reference pack that stood in its place."""
     findings = bundle.findings
     firsts: dict[str | None, str] = {}
@@ -166,54 +170,5 @@ def _check_base_columns(bundle: Bundle, read: Mapping[str, TierRows]) -> None:
         a, b = read[first].rows, read[tier].rows
         wrong = [column for column in _BASE_COLUMNS if len(a) != len(b) or a[column].tobytes() != b[column].tobytes()]
         if wrong:
-            findings.fail("base's columns", f"audit/{tier}/rows.parquet", f"base's own columns as in audit/{first}/rows.parquet",
-                          f"others: {', '.join(wrong)}")
-
-
-def check_summaries(bundle: Bundle, read: Mapping[str, TierRows]) -> None:
-    """Every published number is computed from the rows again."""
-    findings = bundle.findings
-    for tier, (rows, held) in read.items():
-        name = f"audit/{tier}/summary.json"
-        with findings.reading("summaries", name, "numbers that the rows come to"):
-            for key, again in (("summary", summarize(rows)), ("base_summary", summarize(base_rows(rows)))):
-                compare_numbers(findings, "summaries", name, again.to_json(), held[key], key)
-            if "ref" in held:
-                _check_shortfall(bundle, tier, PackReference.from_json(held["ref"]))
-
-
-def _check_shortfall(bundle: Bundle, tier: str, ref: PackReference) -> None:
-    """Measured against a reference pack: the shortfall is what the rows that it keeps whole come to."""
-    again = shortfall_of(read_json_bounded(bundle.run.shortfall(tier)))
-    computed = {"shortfall": again.value, "shortfall_se": again.se, "n_full": again.n_full}
-    held = {"shortfall": ref.shortfall, "shortfall_se": ref.shortfall_se, "n_full": ref.n_full}
-    compare_numbers(bundle.findings, "summaries", f"audit/{tier}/summary.json", computed, held, "ref")
-
-
-def compare_numbers(findings: Findings, check: str, name: str, computed: Any, held: Any, where: str) -> None:
-    """Hold a record against the one computed anew; numbers may differ by rounding, and then it is told."""
-    largest = 0.0
-    for path, expected, found in _leaves(computed, held, where):
-        findings.count(check)
-        if type(expected) is type(found) and expected == found:
-            continue
-        if isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, rel_tol=ROUNDING,
-                                                                                     abs_tol=_NOTHING):
-            largest = max(largest, abs(expected - found) / max(abs(expected), abs(found)))
-        else:
-            findings.fail(check, name, f"{path} {expected!r}", repr(found))
-    if largest:
-        findings.note(check, f"numbers of {name} differ from those of this machine by rounding, at most {largest:.0e} of their "
-                             "size")
-
-
-def _leaves(computed: Any, held: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
-    """Pairs of values with their place; a missing or an added key, or another kind, is a pair that cannot agree."""
-    if isinstance(computed, dict) and isinstance(held, dict):
-        for key in dict.fromkeys([*computed, *held]):
-            yield from _leaves(computed.get(key, "nothing of that name"), held.get(key, "nothing"), f"{where}.{key}")
-    elif isinstance(computed, list) and isinstance(held, list) and len(computed) == len(held):
-        for i, (a, b) in enumerate(zip(computed, held, strict=True)):
-            yield from _leaves(a, b, f"{where}[{i}]")
-    else:
-        yield where, computed, held
+            findings.fail("base's columns", bundle.name(text.run.rows(tier)),
+                          f"base's own columns as in {bundle.name(text.run.rows(first))}", f"others: {', '.join(wrong)}")
