@@ -6,6 +6,7 @@ The template runs in jinja2's sandbox, and its clock stands still, so that a pro
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -46,7 +47,7 @@ def _prompt(model: Model, text: str) -> ChatPrompt:
     if not template:
         return ChatPrompt(model.tokenize(text.encode()), False)
     vocab = lib.llama_model_get_vocab(model.handle)
-    bos, eos = (_piece(lib, vocab, int(token)) for token in (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)))
+    bos, eos = marker_texts(model)
     try:
         rendered = render(template.decode(), text, bos, eos)
     except Exception as error:  # a template may raise anything
@@ -56,12 +57,25 @@ def _prompt(model: Model, text: str) -> ChatPrompt:
 
 def render(template: str, text: str, bos: str, eos: str) -> str:
     """One user turn and the start of the answer, as a template writes them."""
+    return render_messages(template, [{"role": "user", "content": text}], bos, eos, add_generation_prompt=True)
+
+
+def render_messages(template: str, messages: Sequence[Mapping[str, Any]], bos: str, eos: str, *,
+                    add_generation_prompt: bool) -> str:
+    """A conversation as a template writes it."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(raise_exception=_refuse, strftime_now=_TODAY.strftime)
-    messages = [{"role": "user", "content": text}]
-    return environment.from_string(template).render(messages=messages, add_generation_prompt=True, bos_token=bos, eos_token=eos)
+    return environment.from_string(template).render(messages=messages, add_generation_prompt=add_generation_prompt, bos_token=bos,
+                                                    eos_token=eos)
+
+
+def marker_texts(model: Model) -> tuple[str, str]:
+    """The texts of a vocabulary's first and last token of a sequence, which templates write; "" where it has none."""
+    lib = load_library()
+    vocab = lib.llama_model_get_vocab(model.handle)
+    return _piece(lib, vocab, int(lib.llama_vocab_bos(vocab))), _piece(lib, vocab, int(lib.llama_vocab_eos(vocab)))
 
 
 def _refuse(message: str) -> NoReturn:

@@ -268,12 +268,16 @@ def read_build(state: WorkerState, *, n_gpu_layers: int) -> BuildFacts:
     return build_facts(load_library(), n_gpu_layers)
 
 
-def tokenize(state: WorkerState, *, path: Path, text: bytes) -> Tokenized:
-    """Command: a whole text once, with the vocabulary alone."""
+def tokenize(state: WorkerState, *, path: Path, text: bytes, chat: bool = False) -> Tokenized:
+    """Command: a whole text once, with the vocabulary alone.
+
+    Args:
+        chat: the text was written by a chat template: special tokens in it are read as such, and none are added.
+    """
     model = Model(path, vocab_only=True)
     try:
-        ids = model.tokenize(text)
-        return Tokenized(ids, model.token_ends(ids), model.n_vocab, model.add_bos, model.pieces(ids))
+        ids = model.tokenize(text, add_special=False, parse_special=True) if chat else model.tokenize(text)
+        return Tokenized(ids, model.token_ends(ids, special=chat), model.n_vocab, model.add_bos, model.pieces(ids))
     finally:
         model.close()
 

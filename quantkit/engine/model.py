@@ -61,8 +61,8 @@ class Model:
         self.add_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
         self.bos = int(lib.llama_vocab_bos(self._vocab))
 
-    def tokenize(self, text: bytes, *, add_special: bool = True) -> Tokens:
-        """All token ids of a text, shape (n_tokens,) int32; specials in the text stay text (`parse_special` is off).
+    def tokenize(self, text: bytes, *, add_special: bool = True, parse_special: bool = False) -> Tokens:
+        """All token ids of a text, shape (n_tokens,) int32; specials in the text stay text unless `parse_special`.
 
         Raises:
             InputError: the text is not UTF-8, or longer than 2^31 bytes.
@@ -73,23 +73,24 @@ class Model:
             raise InputError(f"expected a UTF-8 text, found byte 0x{text[error.start]:02x} at offset {error.start}") from error
         if len(text) >= 2**31:
             raise InputError(f"expected a text below 2 GiB, got {len(text)} bytes")
-        n = -self._lib.llama_tokenize(self._vocab, text, len(text), None, 0, add_special, False)
+        n = -self._lib.llama_tokenize(self._vocab, text, len(text), None, 0, add_special, parse_special)
         if n <= 0:
             return np.zeros(0, np.int32)
         ids = np.empty(n, np.int32)
         pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        if self._lib.llama_tokenize(self._vocab, text, len(text), pointer, n, add_special, False) != n:
+        if self._lib.llama_tokenize(self._vocab, text, len(text), pointer, n, add_special, parse_special) != n:
             raise EngineError(f"llama.cpp tokenized one text to different lengths with {self.path}")
         return ids
 
-    def token_ends(self, ids: Tokens) -> npt.NDArray[np.int64]:
+    def token_ends(self, ids: Tokens, *, special: bool = False) -> npt.NDArray[np.int64]:
         """The byte offset in the text where each token ends, shape (n_tokens,) int64, from the pieces' lengths.
 
-        Control tokens such as BOS have no text. A vocabulary that normalises its input shifts the offsets by a few bytes.
+        Control tokens such as BOS have no text, unless `special`, for a text that was tokenized with `parse_special`. A
+        vocabulary that normalises its input shifts the offsets by a few bytes.
         """
         unique, inverse = np.unique(ids, return_inverse=True)
         buffer = ctypes.create_string_buffer(4096)
-        lengths = np.array([max(0, self._lib.llama_token_to_piece(self._vocab, int(i), buffer, len(buffer), 0, False))
+        lengths = np.array([max(0, self._lib.llama_token_to_piece(self._vocab, int(i), buffer, len(buffer), 0, special))
                             for i in unique], np.int64)
         return np.cumsum(lengths[inverse])
 

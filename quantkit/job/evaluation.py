@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_file, sha256_json
+from quantkit.engine.chat_text import render_chat
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import Tokenized, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
@@ -48,7 +49,12 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The text as base sees it, cut into chunks: what every row of the audit has in common."""
+    """The text as base sees it, cut into chunks: what every row of the audit has in common.
+
+    Attributes:
+        text: the corpus; of conversations, what base's chat template writes.
+        articles: (n_chunk,) the article of each chunk, or its conversation.
+    """
 
     eval_id: str
     corpus: Corpus
@@ -122,13 +128,17 @@ def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text
     """
     spec = protocol.eval
     corpus = corpus or protocol.corpus(spec.corpora[0])
-    seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text)
+    starts = None
+    if corpus.format == "chat":
+        text, starts = pool.call("chat template", render_chat, path=base.path, text=text)
+    seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text, chat=starts is not None)
     n_total = len(seen.ids) // spec.n_ctx
     if n_total < 2:
         raise InputError(f"expected at least two chunks of {spec.n_ctx} tokens, got {len(seen.ids)} tokens from {corpus.name}: "
                          "use a longer text or a smaller n_ctx")
     chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total)
-    starts = find_articles(text, corpus.documents)
+    if starts is None:
+        starts = find_articles(text, corpus.documents)
     return Evaluation(
         eval_id=protocol.eval_id, corpus=corpus, text=text, settings=context_settings(spec), offload=offload, tokens=seen.ids,
         token_ids_sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), add_bos=seen.add_bos,
@@ -159,7 +169,8 @@ def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject | No
     """
     if base is not None and _tokenizer(tier) == _tokenizer(base):
         return
-    seen: Tokenized = pool.call(f"tokenize {tier.name}", tokenize, path=tier.path, text=evaluation.text)
+    seen: Tokenized = pool.call(f"tokenize {tier.name}", tokenize, path=tier.path, text=evaluation.text,
+                                chat=evaluation.corpus.format == "chat")
     if np.array_equal(seen.ids, evaluation.tokens):
         return
     n = min(len(seen.ids), len(evaluation.tokens))

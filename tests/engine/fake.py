@@ -35,10 +35,10 @@ class FakeModel:
         self.bos = 1
         self.closed = False
 
-    def tokenize(self, text: bytes) -> Tokens:
+    def tokenize(self, text: bytes, **_: bool) -> Tokens:
         return np.frombuffer(text, np.uint8).astype(np.int32) % self.n_vocab
 
-    def token_ends(self, ids: Tokens) -> npt.NDArray[np.int64]:
+    def token_ends(self, ids: Tokens, **_: bool) -> npt.NDArray[np.int64]:
         return np.arange(1, len(ids) + 1)
 
     def pieces(self, ids: Tokens) -> dict[int, Piece]:
