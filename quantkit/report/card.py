@@ -35,7 +35,8 @@ BEGIN, END = "<!-- quantkit:begin -->", "<!-- quantkit:end -->"
 
 _ALT = {"kld_vs_size": "Mean KLD against file size", "same_top_p_vs_size": "Same top token against file size",
         "ppl_vs_size": "Change of perplexity against file size", "kld_tail": "Share of tokens above each KLD",
-        "by_slice": "Mean KLD by kind of token", "by_layer_types": "Tensor types of each tier"}
+        "by_slice": "Mean KLD by kind of token", "by_layer_types": "Tensor types of each tier",
+        "kld_by_text": "Mean KLD on each text", "mtp_matrix": "Acceptance of MTP heads"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from quantkit.report.cells import estimate_text
 from quantkit.report.escape import base_name, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
+from quantkit.report.html_mtp import mtp_section
 from quantkit.report.html_pairs import pairs_section
 from quantkit.report.html_parts import (
     Cell,
@@ -65,7 +66,7 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
         yield "pairs", "Told apart", pairs
     yield "pictures", "Pictures", [figure(picture) for picture in pictures.values()]
     if data.mtp:
-        yield "mtp", "MTP heads", [_mtp_table(data)]
+        yield "mtp", "MTP heads", mtp_section(data.mtp)
     if data.plans:
         yield "plans", "Plans", [plan_details(data.plans[row.tier], data.run.plan(row.tier)) for row in data.tiers
                                  if row.tier in data.plans]
@@ -131,22 +132,6 @@ def _table_notes(data: RunData) -> list[Html]:
         if row.notes:
             lines.append(f"‡ {row.tier}: {'; '.join(row.notes)}")
     return [bullets(lines)]
-
-
-def _mtp_table(data: RunData) -> Html:
-    columns = ["Tier", "Head", "Head size", "Accepted of drafted", "Tokens a step", "Teacher-forced", "Check"]
-    rows = []
-    for r in data.mtp:
-        teacher = r.teacher_forced_acceptance
-        rows.append([
-            Cell(r.tier), Cell(r.head.type if r.head else r.reason or r.status, is_text=True),
-            Cell(format_bytes(r.head.block_bytes) if r.head else ""),
-            Cell("" if r.acceptance_rate is None else f"{r.acceptance_rate:.4f} ({r.n_accepted} of {r.n_drafted})",
-                 r.acceptance_rate),
-            Cell("" if r.mean_accepted_len is None else f"{r.mean_accepted_len:.2f}", r.mean_accepted_len),
-            Cell("" if teacher is None else f"{teacher.value:.4f}", teacher.value if teacher else None),
-            Cell("; ".join(r.problems) or ("passed" if r.status == "measured" else ""), is_text=True)])
-    return table(columns, rows, sortable=True)
 
 
 def _protocol_ids(data: RunData) -> Html:

@@ -10,6 +10,7 @@ from quantkit.measure.pareto import Choice, find_standings, is_below
 from quantkit.measure.tail import tail_shares, upper_quantiles
 from quantkit.report.escape import base_name
 from quantkit.report.plot_measures import MEASURES
+from quantkit.report.plot_mtp import draw_mtp
 from quantkit.report.plot_size import COLLAPSED_KLD, Caption, Series, SizePoint, State, draw_by_size
 from quantkit.report.plot_slices import draw_slices
 from quantkit.report.plot_style import Picture
@@ -21,7 +22,8 @@ from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Verdicts
 
 #: Every picture that a run can have, in the order in which a report shows them.
-NAMES = (*(measure.name for measure in MEASURES), "kld_by_text", "kld_tail", "by_slice", "by_layer_types")
+NAMES = (*(measure.name for measure in MEASURES), "kld_by_text", "kld_tail", "by_slice", "by_layer_types",
+         "mtp_matrix")
 
 # name of the measure: statistic of the verdicts, its estimate, and the loss that a point of the front must not exceed
 _STATISTICS: dict[str, tuple[str, Callable[[TableRow], Estimate], Callable[[float], float]]] = {
@@ -45,6 +47,8 @@ def draw_run(data: RunData) -> dict[str, Picture]:
         out["by_slice"] = draw_slices(data.slices, caption)
     if plans := [data.plans[row.tier] for row in data.tiers if row.tier in data.plans]:
         out["by_layer_types"] = draw_types(plans, caption)
+    if (heads := draw_mtp(data.mtp, caption)) is not None:
+        out["mtp_matrix"] = heads
     return out
 
 

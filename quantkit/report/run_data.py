@@ -111,7 +111,7 @@ def read_run(path: Path, corpus: str = "") -> RunData:
         run=run, manifest=manifest, protocol=protocol, header=header,
         rows=tuple(rows), plans=plans, base=read_base(run), verdicts=_verdicts(run.pairs, summaries),
         floors={floor.sha256: floor for floor in floors}, slices=tuple(slices),
-        mtp=tuple(read_results(run)))
+        mtp=_mtp(run, [row.tier for row in rows]))
 
 
 def _summary(run: RunFolder, tier: str) -> dict[str, Any]:
@@ -154,6 +154,11 @@ def _optional(kind: type[_Record], path: Path) -> _Record | None:
     except (KeyError, TypeError) as error:
         raise InputError(f"expected {path} to be written by this version of quantkit, found something else ({error}): measure it "
                          "again with the same command") from error
+
+
+def _mtp(run: RunFolder, order: list[str]) -> tuple[MtpResult, ...]:
+    """Results in the order of the table; of what is not in it, after that."""
+    return tuple(sorted(read_results(run), key=lambda r: (order.index(r.tier) if r.tier in order else len(order), r.tier)))
 
 
 def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[str, Any], text: Mapping[str, Any]) -> TableHeader:

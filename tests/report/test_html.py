@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 from quantkit.job.rundir import RunFolder, write_json
+from quantkit.report.escape import with_error
 from quantkit.report.html import report_html
 from quantkit.report.html_parts import Cell, Html, element, page, preformatted, table, text
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import read_run
 from quantkit.spec.verdict_records import FloorVerdict, PairVerdict
 from tests.report.run_factory import change_json, make_plan, make_run
+from tests.report.test_mtp_report import RESULT
 from tests.report.test_run_report import add_verdicts
 
 EVIL = "</style></script><script>alert(1)</script><img src=x onerror=alert(2)> \" onmouseover=\"alert(3) \u202egpj"
@@ -153,6 +155,23 @@ def test_neighbours_and_floors_are_told_in_words(tmp_path: Path) -> None:
     assert told["Q4_K_M"][-1] == "more than arithmetic"
     assert told["IQ1_M"][-1] == "no rows"
     assert "looked at up to 3 times" in document.text
+
+
+def test_mtp_heads_have_both_columns_with_counts(tmp_path: Path) -> None:
+    """Acceptance of the tier's own head beside that of the base's, on the same trunk, never assumed."""
+    run = make_run(tmp_path / "run")
+    results = (dataclasses.replace(RESULT, tier="Q8_0"),
+               dataclasses.replace(RESULT, tier="IQ1_M", head=None, reason="no head in the file"))
+    rows = Document(report_html(dataclasses.replace(read_run(run.path), mtp=results), {})).rows
+    rows = rows[next(i for i, row in enumerate(rows) if row[1] == "Head"):]
+    teacher, own = RESULT.teacher_forced_acceptance, RESULT.reference
+    assert rows[0][3:8] == ["Accepted", "of drafted", "Tokens a step", "Teacher-forced", "unquantized head"]
+    assert rows[1][4] == f"{RESULT.n_accepted} of {RESULT.n_drafted}"
+    assert teacher is not None
+    assert rows[1][6] == with_error(teacher.value, teacher.se)
+    assert own is not None
+    assert rows[1][7] == with_error(own.teacher_forced_acceptance.value, own.teacher_forced_acceptance.se)
+    assert rows[2][:2] == ["IQ1_M", "no head in the file"]
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from quantkit.report.plot_labels import Box, place_labels
 from quantkit.report.plot_measures import MEASURES
+from quantkit.report.plot_mtp import draw_mtp
 from quantkit.report.plot_size import Caption, Series, SizePoint, draw_by_size
 from quantkit.report.plot_slices import draw_slices
 from quantkit.report.plot_style import drawable, short_names
@@ -28,6 +29,7 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.plan_records import PlanRow, tensor_size
 from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Slice, Slices
+from tests.report.test_mtp_report import RESULT
 
 CAPTION = Caption(subtitle="Qwen3.6-27B-BF16.gguf, 50.11 GiB · wiki.test.raw", footer="quantkit · result 69363bc9a00f")
 HOSTILE = ["$x^2$ & <b>", "名前 モデル", "a\nb\x1b[31m", "%s {0} \\frac{1}", "Ω-é-ñ", "\u202eevil"]
@@ -155,3 +157,13 @@ def test_types_by_kind_say_what_the_plan_did() -> None:
     other = Plan(tier="x" * 40, ftype="Q8_0", rows=(row("token_embd.weight", "Q8_0", "embedding"),))
     assert next(iter(type_table([plan, other]))) == "token_embd"
     assert is_picture(*draw_types([plan, other] * 8, CAPTION)[:2])
+
+
+def test_heads_are_drawn_where_they_were_measured() -> None:
+    near = dataclasses.replace(RESULT, tier="x" * 40)
+    missing = dataclasses.replace(RESULT, teacher_forced_acceptance=None)
+    picture = draw_mtp([RESULT, near, missing] * 5, CAPTION)
+    assert picture is not None
+    assert is_picture(picture.png, picture.svg)
+    assert "10 tiers" in picture.alt
+    assert draw_mtp([missing], CAPTION) is None

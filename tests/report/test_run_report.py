@@ -32,7 +32,8 @@ from tests.report.run_factory import TIERS, change_json, make_run
 
 ROOT = Path(__file__).parents[2]
 ALL = report_names(["report/retention.md"])
-WITHOUT_SLICES = {name for name in ALL if "by_slice" not in name and "by_text" not in name}
+_EXTRA = ("by_slice", "kld_by_text", "mtp_matrix")
+WITHOUT_SLICES = {name for name in ALL if not any(extra in name for extra in _EXTRA)}
 
 
 def add_verdicts(run: RunFolder) -> None:
@@ -99,7 +100,7 @@ def test_csv_and_parquet_open_in_pandas_with_types(made: RunFolder) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pictures, where what is drawn does not matter."""
     svg = b"<svg><!-- Created with matplotlib (https://matplotlib.org/), Matplotlib v3.0.0, --></svg>"
-    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if name not in {"by_slice", "kld_by_text"}}
+    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if name not in _EXTRA}
     monkeypatch.setattr("quantkit.report.run_report.draw_run", lambda data: pictures)
 
 
@@ -170,7 +171,8 @@ def test_what_else_was_measured_is_used(tmp_path: Path) -> None:
     assert data.letters == {"Q8_0": "a", "Q4_K_M": "a", "IQ1_M": "b"}
     assert [s.tier for s in data.slices] == ["Q8_0"]
     assert set(data.floors) == {"b2" * 32, data.tiers[0].sha256}
-    assert {f"report/{path.name}" for path in run.report.iterdir()} == {name for name in ALL if "by_text" not in name}
+    expected = {name for name in ALL if "by_text" not in name and "mtp" not in name}
+    assert {f"report/{path.name}" for path in run.report.iterdir()} == expected
     page = (run.report / "report.html").read_text("utf-8")
     assert "smaller and not told apart from it: Q4_K_M" in page
     assert "no noise floor was measured" not in page
