@@ -135,7 +135,8 @@ class _Search:
             select_chunks=self._sets.select.chunks, report_chunks=() if self._quick else self._sets.report.chunks,
             second_chunks=self._sets.second.chunks if self._sets.second is not None and not self._quick else (),
             n_trials=self._sensitivity.n_measured, n_pairs=sum(len(g.types) for g in self._groups.values()),
-            groups=tuple(self._groups.values()), costs=self._sensitivity.costs(), proposals=proposals)
+            prediction_error=self._sensitivity.prediction_error(), groups=tuple(self._groups.values()),
+            costs=self._sensitivity.costs(), proposals=proposals)
         write_json(self._folder / "result.json", record_to_json(result))
         return SearchOutcome(folder=self._folder, result=result, files=self._write_plans(proposals))
 
@@ -261,8 +262,9 @@ class _Search:
             incumbent_bytes=incumbent_bytes, choices=costs, fixed={n: t for n, t in stock.items() if n not in grouped},
             predicted_kld=sum(c.kld for c in costs), bound=draft.allocation.bound,
             unmeasured_kld=sum(c.kld for c in costs if c.source == "predicted"), monotone_loss=draft.monotone_loss,
-            search_kld=search_kld, candidates=tuple(candidates), chosen=chain, k=judged.k if judged else 0,
-            alpha=judged.alpha if judged else 0.0, obligations=judged.obligations if judged else (), label=label,
+            screen_loss=draft.screen_loss, search_kld=search_kld, candidates=tuple(candidates), chosen=chain,
+            k=judged.k if judged else 0, alpha=judged.alpha if judged else 0.0,
+            obligations=judged.obligations if judged else (), label=label,
             commits=judged.commits if judged else False)
 
     def _write_plans(self, proposals: Sequence[Proposal]) -> dict[str, Path]:

@@ -11,6 +11,7 @@ measured types gives. The selection chunks choose between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,12 +32,20 @@ _MAX_ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A budget's plan in one chain: the type of each group, its solver's answer, and what the ladder's order cost."""
+    """A budget's plan in one chain: the type of each group, the solver's answer, what the ladder's order cost, and what screening
+    may have cost: how much less the sum could be, were every predicted cost lower by the usual error of predictions.
+    """
 
     chain: str
     types: Mapping[str, str]
     allocation: Allocation
     monotone_loss: float
+    screen_loss: float
+
+    def describe(self, name: str) -> str:
+        """One line for people."""
+        return (f"{name}, {self.chain}: predicted KLD {self.allocation.cost:.6f}, within {self.allocation.gap:.2%} of the best sum "
+                f"of these costs; the order of the ladder costs {self.monotone_loss:.1%}, screening {self.screen_loss:.1%} at most")
 
 
 @dataclass(slots=True)
@@ -62,10 +71,14 @@ class Planner:
             self._settle(budget, below.get(MEASURED, {}))
             for chain, cost in ((MEASURED, self._measured), (SMOOTHED, self._smoothed())):
                 types, allocation = self._solve(budget, below.get(chain, {}), cost)
-                free = self._solve(budget, {}, cost)[1]
-                loss = allocation.cost / free.cost - 1 if free.cost > 0 else 0.0
+                free = self._solve(budget, {}, cost)[1].cost
+                lowest = self._solve(budget, below.get(chain, {}), self._lower(cost))[1].cost
                 below[chain] = types
-                drafts[budget.name].append(Draft(chain=chain, types=types, allocation=allocation, monotone_loss=max(0.0, loss)))
+                drafts[budget.name].append(Draft(
+                    chain=chain, types=types, allocation=allocation,
+                    monotone_loss=max(0.0, allocation.cost / free - 1) if free > 0 else 0.0,
+                    screen_loss=max(0.0, 1 - lowest / allocation.cost) if allocation.cost > 0 else 0.0))
+                self.progress.note(drafts[budget.name][-1].describe(budget.name))
         return drafts
 
     def _settle(self, budget: Budget, below: Mapping[str, str]) -> None:
@@ -134,6 +147,11 @@ class Planner:
 
     def _measured(self, pair: Pair) -> float:
         return self.sensitivity.cost(pair).kld
+
+    def _lower(self, cost: Callable[[Pair], float]) -> Callable[[Pair], float]:
+        """Costs with every one that is not measured lowered by the usual error of predictions."""
+        factor = math.exp(-self.sensitivity.prediction_error())
+        return lambda pair: cost(pair) * (factor if self.sensitivity.cost(pair).source == "predicted" else 1.0)
 
     def _smoothed(self) -> Callable[[Pair], float]:
         found: dict[str, Mapping[str, float]] = {}

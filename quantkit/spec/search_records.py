@@ -87,6 +87,8 @@ class Proposal:
         predicted_kld: sum of the choices' costs. bound: no plan within the budget has a smaller sum of the costs known.
         unmeasured_kld: the part of predicted_kld that is predicted from weight errors.
         monotone_loss: how much predicted KLD the order along the ladder cost, as a fraction.
+        screen_loss: how much lower predicted_kld could be, as a fraction, were every cost that is predicted lower by
+            `SearchResult.prediction_error`: the most that screening usually hides.
         search_kld: measured of the whole plan on the search chunks.
         candidates: compared on the selection chunks, the incumbent among them; chosen: the name of the one that is proposed.
         k, alpha: its number among all that this report set has judged, and its one-sided level; 0 where it was not verified.
@@ -105,6 +107,7 @@ class Proposal:
     bound: float
     unmeasured_kld: float
     monotone_loss: float
+    screen_loss: float
     search_kld: float
     candidates: tuple[Candidate, ...]
     chosen: str
@@ -124,6 +127,7 @@ class SearchResult:
         search_chunks, select_chunks, report_chunks: numbers of the chunks; no article is in two of the sets.
         second_chunks: of the second text, empty without one.
         n_trials, n_pairs: single-group trials that were measured; pairs of group and type there are.
+        prediction_error: root mean square of ln(predicted / measured), each measured type predicted from its group's others.
     """
 
     search_id: str
@@ -137,6 +141,7 @@ class SearchResult:
     second_chunks: tuple[int, ...]
     n_trials: int
     n_pairs: int
+    prediction_error: float
     groups: tuple[Group, ...]
     costs: tuple[Cost, ...]
     proposals: tuple[Proposal, ...]

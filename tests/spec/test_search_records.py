@@ -12,13 +12,14 @@ OBLIGATION = JudgedObligation(name="kld_mean", incumbent=0.2, proposal=0.1, thet
                               p_better=1e-5, verdict="better")
 PROPOSAL = Proposal(
     tier="search-Q4_K_M", ftype="Q4_K_M", budget_bytes=200, tensor_bytes=144, incumbent="Q4_K_M", incumbent_bytes=160,
-    choices=(COST,), fixed={"b": "F32"}, predicted_kld=1e-4, bound=1e-4, unmeasured_kld=1e-4, monotone_loss=0.0, search_kld=2e-4,
+    choices=(COST,), fixed={"b": "F32"}, predicted_kld=1e-4, bound=1e-4, unmeasured_kld=1e-4, monotone_loss=0.0, screen_loss=0.01,
+    search_kld=2e-4,
     candidates=(Candidate(name="measured", types={"a": "Q4_K"}, tensor_bytes=144, predicted_kld=1e-4, kld=1e-4,
                           verdict=""),),
     chosen="measured", k=1, alpha=0.015, obligations=(OBLIGATION,), label="strict progress", commits=True)
 RESULT = SearchResult(
     search_id="0", base_sha256="1", imatrix_sha256=None, protocol_id="2", quick=False, search_chunks=(1, 2), select_chunks=(3,),
-    report_chunks=(4,), second_chunks=(), n_trials=1, n_pairs=2,
+    report_chunks=(4,), second_chunks=(), n_trials=1, n_pairs=2, prediction_error=0.1,
     groups=(Group(name="a", tensors=("a",), n_elements=256, types=("Q8_0", "Q4_K")),), costs=(COST,), proposals=(PROPOSAL,))
 
 
