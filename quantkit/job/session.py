@@ -19,6 +19,7 @@ from quantkit.job.evaluation import (
     default_workers,
     read_subject,
 )
+from quantkit.job.fit import record_base
 from quantkit.job.manifest import claim_run, write_manifest
 from quantkit.job.measuring import EvaluatedText, Measures, measure_tiers, prepare_texts, read_texts
 from quantkit.job.progress import Progress
@@ -127,6 +128,7 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
         claim_run(run, protocol, base)
         evaluated = prepare_texts(run, pool, protocol, base, texts, offload)
         timed = TimedProgress(progress)
+        record_base(run, base.model, pool, timed)
         session = Session(run=run, pool=pool, protocol=protocol, base=base, texts=evaluated, progress=timed, options=options)
         held = read_json(run.manifest)
         session.tiers.update({name: _file_record(record) for name, record in (held.get("tiers") or {}).items()})
