@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from quantkit.measure.slices import TOKEN_CLASSES, slice_rows
 from quantkit.measure.verdict import PairStatistic, compare_pairs, letters
 from quantkit.spec.json_records import record_from_json, record_to_json
 from quantkit.spec.protocol import Protocol
+from quantkit.spec.refpack_records import PackReference
 from quantkit.spec.verdict_records import Comparison, Floor, FloorVerdict, PairVerdict, Slices, Verdicts
 
 
@@ -69,7 +71,7 @@ def compute_verdicts(run: RunFolder, protocol: Protocol, rows: Mapping[str, Rows
     for statistic, margin in margins.items():
         pairs = compare_pairs(rows, statistic, margin=margin, alpha=gate.alpha, n_looks=n_looks)
         if statistic == "kld":
-            pairs = _marked(pairs, rows, floors)
+            pairs = _across_references(run, _marked(pairs, rows, floors), rows)
         comparisons.append(Comparison(statistic=statistic, margin=margin, pairs=pairs, letters=letters(list(rows), pairs)))
     articles = group_by(next(iter(rows.values()))["article"])
     return Verdicts(
@@ -130,3 +132,28 @@ def _marked(pairs: tuple[PairVerdict, ...], rows: Mapping[str, Rows], floors: tu
     floor = {verdict.tier: verdict.floor for verdict in floors}
     mean = {tier: float(np.mean(own["kld"])) for tier, own in rows.items()}
     return tuple(mark_arithmetic(pair, mean[pair.a], mean[pair.b], floor.get(pair.a), floor.get(pair.b)) for pair in pairs)
+
+
+def _across_references(run: RunFolder, pairs: tuple[PairVerdict, ...], rows: Mapping[str, Rows]) -> tuple[PairVerdict, ...]:
+    """The pairs, none told apart by references alone: where one KLD is a pack's lower bound and the other is not of that pack, a
+    difference within what it may fall short by says nothing.
+    """
+    refs = {tier: PackReference.from_json(held["ref"]) for tier in rows if "ref" in (held := read_json(run.summary(tier)) or {})}
+    mean = {tier: float(np.mean(own["kld"])) for tier, own in rows.items()}
+    out = []
+    for pair in pairs:
+        a, b = refs.get(pair.a), refs.get(pair.b)
+        mixed = (a.sha256 if a else None) != (b.sha256 if b else None)
+        reach = max((_reach(ref) for ref in (a, b) if ref), default=0.0)
+        if mixed and pair.verdict.startswith(("better", "worse")) and abs(mean[pair.a] - mean[pair.b]) <= reach:
+            pair = replace(pair, verdict="not resolved",
+                           reason="measured against different references, and apart by no more than a pack's KLD may fall short by")
+        out.append(pair)
+    return tuple(out)
+
+
+def _reach(ref: PackReference) -> float:
+    """The most that a pack's KLD may fall short by: the estimate and three errors; anything where there is no estimate."""
+    if ref.shortfall is None or ref.shortfall_se is None:
+        return math.inf
+    return ref.shortfall + 3 * ref.shortfall_se

@@ -47,6 +47,7 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 
 _BUILD = ("backend", "llama_cpp_python", "llama_cpp_commit", "system_info")
+_BOUND_ROUNDING = 1e-4  # of √kld: a hundred times what the rounding of a pack's weights leaves
 _WORST_BOUND = 0.9
 
 
@@ -141,6 +142,7 @@ def _scratch(run: RunFolder) -> Iterator[RunFolder]:
     folder = run.parts / "verify"
     with FolderLock(run.path):
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)  # its free space is asked for before anything is written
         try:
             yield RunFolder(path=folder)
         finally:
@@ -260,12 +262,23 @@ class _Recheck:
         chunks = np.unique(found["chunk"])
         held = held[np.isin(held["chunk"], chunks)]
         self._findings.count("remeasured rows", len(found))
+        if "ref" in (read_json(self._run.summary(tier)) or {}):
+            self._check_bound(tier, held, found)
         result = _compare_rows(tier, chunks.tolist(), held, found)
         if self._same_build and result.n_rows_differ:
             i = int(np.argmax(held != found))
             self._findings.fail("remeasured rows", f"audit/{tier}/rows.parquet", f"the row {found[i]} that this build measures",
                                 held[i])
         return result
+
+    def _check_bound(self, tier: str, held: Rows, found: Rows) -> None:
+        """Rows against a reference pack hold a lower bound of the KLD; where it is one, the recorded bound stands for it."""
+        above = held["kld"] - found["kld"] - _BOUND_ROUNDING * np.sqrt(np.maximum(found["kld"], 0)) - 1e-9
+        if self._same_build and above.max() > 0:
+            i = int(np.argmax(above))
+            self._findings.fail("remeasured rows", f"audit/{tier}/rows.parquet", f"a KLD of at most {found['kld'][i]}",
+                                held["kld"][i])
+        found["kld"] = held["kld"]
 
 
 def _compare_rows(tier: str, chunks: Sequence[int], held: Rows, found: Rows) -> RemeasuredTier:

@@ -17,9 +17,11 @@ from quantkit.job.progress import Silent
 from quantkit.job.refpack import make_refpack
 from quantkit.job.refpack_audit import audit_with_pack
 from quantkit.job.refpack_parts import ChunkFolder
+from quantkit.job.regenerate import RecheckOptions, recheck
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.session import RunOptions, RunResult
 from quantkit.job.standalone import quantize_to_file
+from quantkit.job.verify_findings import Findings
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.refpack_file import Refpack
 from tests.gguf_factory import tiny_model
@@ -145,6 +147,37 @@ def test_a_tier_is_added_to_an_old_run_and_later_measured_against_base(
     summary = run.summary(tier.stem).read_bytes()
     done(audit_with_pack(pack, protocol, run.path, [tier], Silent()))  # better than a pack can be: left as it is
     assert run.summary(tier.stem).read_bytes() == summary
+
+
+def test_one_file_measured_both_ways_is_not_told_from_itself(base: Path, tier: Path, protocol: Protocol, pack: Path,
+                                                              tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tier.read_bytes())
+    run = done(audit_files(base, protocol, tmp_path / "run", [tier], Silent()))
+    done(audit_with_pack(pack, protocol, run.path, [copy], Silent()))
+    comparisons = {c["statistic"]: c["pairs"][0] for c in read_json(run.pairs)["comparisons"]}
+    assert comparisons["kld"]["p"] < 1e-3  # the pack's share of the KLD is missing in every row
+    assert comparisons["kld"]["verdict"] == "not resolved"
+    assert "measured against different references" in comparisons["kld"]["reason"]
+
+
+def test_rows_against_a_pack_are_remeasured_as_a_bound(base: Path, tier: Path, protocol: Protocol, pack: Path,
+                                                       tmp_path: Path) -> None:
+    run = done(audit_files(base, protocol, tmp_path / "run", [base], Silent()))
+    run.quants.mkdir()
+    own = run.quants / "own.gguf"
+    own.write_bytes(tier.read_bytes())
+    done(audit_with_pack(pack, protocol, run.path, [own], Silent()))
+    options = RecheckOptions(regenerate=False, n_remeasure=2, seed=1, tiers=("own",))
+    findings = Findings()
+    (found,) = recheck(run.path, base, options, findings, Silent()).remeasured
+    assert findings.failures == []
+    assert found.n_rows_differ == 0
+    rows = rows_of(run, "own")
+    rows["kld"] += 1e-3
+    rewrite(run, "own", rows)
+    recheck(run.path, base, options, findings, Silent())
+    assert "a KLD of at most" in findings.failures[0].expected
 
 
 def test_a_pack_of_another_evaluation_is_refused(tier: Path, pack: Path, tmp_path: Path) -> None:
