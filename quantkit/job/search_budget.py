@@ -15,7 +15,7 @@ from quantkit.spec.plan import Plan, stock_plan
 from quantkit.spec.protocol import Protocol, Tier
 from quantkit.spec.tensor_types import FTYPES, TENSOR_TYPES
 
-_HEADER_SLACK = 2048  # keys that quantizing adds: file type, version, and where the importances came from
+HEADER_SLACK = 2048  # keys that quantizing adds: file type, version, and where the importances came from
 _NO_RIVALS = {"TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0", "Q2_0"}  # for models trained so
 
 
@@ -87,9 +87,9 @@ def make_budgets(wants: Sequence[Want], plans: StockPlans, model: ModelInfo, pro
         if want.kind == "bpw":
             tensor_bytes = int(want.bpw * model.n_params / 8)
         else:
-            tensor_bytes = want.size_bytes - model.header.data_offset[0] - _HEADER_SLACK
+            tensor_bytes = want.size_bytes - model.header.data_offset[0] - HEADER_SLACK
         if tensor_bytes <= 0:
-            raise InputError(f"expected a size beyond the header's {model.header.data_offset[0] + _HEADER_SLACK} bytes, got "
+            raise InputError(f"expected a size beyond the header's {model.header.data_offset[0] + HEADER_SLACK} bytes, got "
                              f"{want.size_bytes}")
         budgets.append(Budget(name=want.name, tensor_bytes=tensor_bytes, stock=plans.below(tensor_bytes)))
     if len({b.name for b in budgets}) < len(budgets):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,13 +12,15 @@ from quantkit.core.errors import InputError
 from quantkit.job.ladder import RunOptions
 from quantkit.job.progress import Silent
 from quantkit.job.search import SearchOutcome, search
-from quantkit.job.search_budget import Want
+from quantkit.job.search_budget import HEADER_SLACK, Budget, StockPlans, Want, make_budgets
 from quantkit.job.sensitivity import make_groups
 from quantkit.job.standalone import quantize_to_file
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.model import describe_model
+from quantkit.spec.model import ModelInfo, describe_model
+from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
-from tests.spec.plan_models import tiny
+from quantkit.spec.tensor_types import FTYPES
+from tests.spec.plan_models import resolve, tiny
 
 SETTINGS = ("search.types=[\"Q8_0\", \"Q4_K\", \"Q2_K\"]", "search.weights_types=[\"Q8_0\"]", "search.n_band=1",
             "search.search_n_chunk=3", "search.select_n_chunk=3", "search.report_n_chunk=12", "search.quick_n_chunk=2")
@@ -64,6 +67,42 @@ def test_groups_are_what_a_plan_decides_and_the_trunk_sees(protocol: Protocol) -
     assert banded["blk.*.ffn_down.weight band 0"].tensors == tuple(f"blk.{i}.ffn_down.weight" for i in range(4))
 
 
+class FakePlans:
+    """Mixes whose sizes are given."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self._model = model
+
+    def plan(self, ftype: str) -> Plan:
+        return resolve(self._model, default=FTYPES[ftype].default_type, ftype=ftype)
+
+    def below(self, tensor_bytes: int) -> Plan:
+        return self.plan("Q4_K_M")
+
+
+def budgets(model: ModelInfo, *wants: Want) -> list[Budget]:
+    return make_budgets(wants, cast(StockPlans, FakePlans(model)), model, load_protocol("demo-v1"))
+
+
+def test_budgets_are_counted_in_tensor_bytes_smallest_first() -> None:
+    model = tiny(n_block=2)
+    match, size, bpw = (Want(kind="match", tier="Q4_K_M"), Want(kind="size", size_bytes=10_000_000), Want(kind="bpw", bpw=4.0))
+    found = {b.name: b for b in budgets(model, match, size, bpw)}
+    assert list(found) == sorted(found, key=lambda name: found[name].tensor_bytes)
+    assert found["search-4-bpw"].tensor_bytes == model.n_params // 2
+    assert found["search-10000000-bytes"].tensor_bytes == 10_000_000 - 4096 - HEADER_SLACK
+    assert found["search-Q4_K_M"].tensor_bytes == found["search-Q4_K_M"].stock.tensor_bytes
+    assert found["search-Q4_K_M"].has_incumbent
+    assert not found["search-4-bpw"].has_incumbent  # the mix is larger
+
+
+def test_a_size_below_the_header_and_a_budget_twice_are_refused() -> None:
+    with pytest.raises(InputError, match="beyond the header's"):
+        budgets(tiny(), Want(kind="size", size_bytes=5000))
+    with pytest.raises(InputError, match="got one twice"):
+        budgets(tiny(), Want(kind="bpw", bpw=4.0), Want(kind="bpw", bpw=4.0))
+
+
 @pytest.mark.engine
 def test_plans_meet_their_budgets_from_below_in_the_order_of_the_ladder(done: SearchOutcome) -> None:
     small, large = done.result.proposals
@@ -96,6 +135,7 @@ def test_a_plan_quantizes_to_the_types_and_the_bytes_it_promised(done: SearchOut
                      imatrix=options.imatrix)
     written = read_header(tmp_path / "q.gguf")
     assert sum(t.size_bytes + -t.size_bytes % 32 for t in written.tensors) == proposal.tensor_bytes
+    assert written.data_offset[0] <= read_header(tiny_model).data_offset[0] + HEADER_SLACK  # what --size sets aside
     types = {t.name: t.type.name for t in written.tensors}
     groups = {g.name: g.tensors for g in done.result.groups}
     assert {name: c.type for c in proposal.choices for name in groups[c.group]} == {
