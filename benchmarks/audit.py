@@ -84,7 +84,8 @@ def main() -> None:
         pairs = list(zip(results["quantkit"], results["llama-perplexity"], strict=True))
         for i, what in enumerate(("wall", "CPU")):
             ratios = [a[i] / b[i] for a, b in pairs]
-            print(f"{what} quantkit / llama-perplexity: {' '.join(f'{r:.2f}' for r in ratios)}; median {statistics.median(ratios):.2f}")
+            shown = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{what} quantkit / llama-perplexity: {shown}; median {statistics.median(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def gate_junit(result: GateResult) -> bytes:
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="utf-8") + b"\n"
+    body: bytes = ET.tostring(suite, encoding="utf-8")
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + body + b"\n"
 
 
 def describe_obligation(judged: JudgedObligation) -> str:
