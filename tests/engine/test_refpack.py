@@ -56,7 +56,8 @@ def pack(base: Path, tmp_path: Path) -> Path:
         base=PackBase(file="b", sha256="b", size_bytes=1, type="BF16", architecture="x", n_params=1, bpw=16.0, bpw_core=None),
         corpus_name="t", corpus_sha256="t", token_ids_sha256=hashlib.sha256(TOKENS.tobytes()).hexdigest(), n_vocab=32,
         add_bos=False, n_ctx=16, n_chunk_total=4, mass=RULE.mass, max_ids=RULE.max_ids, full_every=RULE.full_every,
-        content_sha256="", arithmetic=PackArithmetic(backend="CPU", llama_cpp_python="0", llama_cpp_commit="c", system_info="s", n_gpu_layers=0,
+        content_sha256="",
+        arithmetic=PackArithmetic(backend="CPU", llama_cpp_python="0", llama_cpp_commit="c", system_info="s", n_gpu_layers=0,
                                   main_gpu=0, tensor_split=()))
     path = tmp_path / "ref.safetensors"
     with path.open("w+b") as file:
