@@ -5,6 +5,7 @@ What a run does not have (verdicts, floors, slices, MTP checks, facts of the bas
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from quantkit.core.errors import InputError
 from quantkit.job.fit import read_base
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.report.mtp_report import read_results
+from quantkit.report.sentences import tier_sentences
 from quantkit.report.table import TableHeader, TableRow, order_rows
 from quantkit.spec.base_facts import BaseFacts
 from quantkit.spec.json_records import record_from_json
@@ -22,9 +24,9 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import reference_notes
-from quantkit.spec.verdict_records import Floor, Slices, Verdicts
+from quantkit.spec.verdict_records import Floor, Slices, Verdicts, WeightsKld
 
-_Record = TypeVar("_Record", Verdicts, Floor, Slices)
+_Record = TypeVar("_Record", Verdicts, Floor, Slices, WeightsKld)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class RunData:
     @property
     def sentences(self) -> Mapping[str, str]:
         """What each tier came to in one sentence."""
-        return {}
+        return tier_sentences(self.rows, self.verdicts)
 
     @property
     def protocol_text(self) -> str:
@@ -107,9 +109,10 @@ def read_run(path: Path, corpus: str = "") -> RunData:
     text = next((t for t in manifest.get("further_corpora", ()) if t["name"] == corpus),
                 {**manifest["corpus"], "token_ids_sha256": manifest["token_ids_sha256"]})
     header = _header(manifest, protocol, next(iter(summaries.values())), text)
+    verdicts = _verdicts(run.pairs, summaries)
     return RunData(
         run=run, manifest=manifest, protocol=protocol, header=header,
-        rows=tuple(rows), plans=plans, base=read_base(run), verdicts=_verdicts(run.pairs, summaries),
+        rows=tuple(_with_measures(run, row, verdicts) for row in rows), plans=plans, base=read_base(run), verdicts=verdicts,
         floors={floor.sha256: floor for floor in floors}, slices=tuple(slices),
         mtp=_mtp(run, [row.tier for row in rows]))
 
@@ -145,6 +148,16 @@ def _verdicts(path: Path, summaries: Mapping[str, Mapping[str, Any]]) -> Verdict
     return held if held is not None and dict(held.rows_sha256) == rows else None
 
 
+def _with_measures(run: RunFolder, row: TableRow, verdicts: Verdicts | None) -> TableRow:
+    """A row with what was measured beside it: letters, noise floor, the weights alone."""
+    floor = _optional(Floor, run.floor("base" if row.is_base else row.tier))
+    letters = verdicts.comparison("kld").letters if verdicts and verdicts.comparisons else {}
+    return dataclasses.replace(
+        row, letters="" if row.is_base else letters.get(row.tier, ""), floor=floor.largest() if floor else None,
+        floor_verdict=next((f for f in verdicts.floors if f.tier == row.tier), None) if verdicts and not row.is_base else None,
+        weights=None if row.is_base else _optional(WeightsKld, run.weights(row.tier)))
+
+
 def _optional(kind: type[_Record], path: Path) -> _Record | None:
     value = read_json(path)
     if value is None:
@@ -175,6 +188,8 @@ def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[st
 
 def _chunk_rule(protocol: Protocol, summary: Mapping[str, Any]) -> str:
     n, total = len(summary["chunks"]), summary["n_chunk_total"]
+    if protocol.until is not None:
+        return f"{n} of {total} chunks, spread in an order of seed {protocol.eval.seed}; a screening until {protocol.until}"
     return {"all": f"all {n} chunks", "spread": f"{n} of {total} chunks, spread over the text",
             "first": f"the first {n} of {total} chunks"}[protocol.eval.chunks]
 

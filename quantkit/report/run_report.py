@@ -21,9 +21,15 @@ from quantkit.report.html import report_html
 from quantkit.report.pictures import NAMES, draw_run, draw_texts
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData, read_run, read_texts
-from quantkit.report.table import COLUMNS, TableHeader, TableRow, order_rows, retention_csv, retention_json, retention_md
-
-_TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "letters_kld"})
+from quantkit.report.table import (
+    COLUMNS,
+    TableHeader,
+    TableRow,
+    order_rows,
+    retention_csv,
+    retention_json,
+    retention_md,
+)
 
 
 class Tables(NamedTuple):
@@ -72,8 +78,10 @@ def render_report(run: RunFolder) -> dict[str, bytes]:
 
 def _render_text(data: RunData, pictures: Mapping[str, Picture]) -> dict[str, bytes]:
     out = {
-        "retention.md": retention_md(data.header, data.rows).encode(), "retention.csv": retention_csv(data.rows).encode(),
-        "retention.json": retention_json(data.header, data.rows).encode(), "retention.parquet": retention_parquet(data.rows),
+        "retention.md": retention_md(data.header, data.rows, data.verdicts).encode(),
+        "retention.csv": retention_csv(data.rows).encode(),
+        "retention.json": retention_json(data.header, data.rows, data.verdicts).encode(),
+        "retention.parquet": retention_parquet(data.rows),
         "report.html": report_html(data, pictures).encode(),
     }
     for name, picture in pictures.items():
@@ -94,8 +102,9 @@ def make_tables(run: RunFolder) -> Tables:
     Raises:
         InputError: see `read_run`.
     """
-    header, rows = read_tables(run)
-    return Tables(retention_md(header, rows), retention_csv(rows), retention_json(header, rows))
+    data = read_run(run.path)
+    return Tables(retention_md(data.header, data.rows, data.verdicts), retention_csv(data.rows),
+                  retention_json(data.header, data.rows, data.verdicts))
 
 
 def tables_by_name(tables: Tables) -> dict[str, str]:
@@ -122,7 +131,7 @@ def retention_parquet(rows: Sequence[TableRow]) -> bytes:
     columns = {}
     for name, read in COLUMNS.items():
         values = [read(row) for row in ordered]
-        if name in _TEXT_COLUMNS:
+        if any(isinstance(value, str) for value in values):
             kind = pa.string()
         else:
             kind = pa.int64() if all(isinstance(value, int) for value in values) else pa.float64()

@@ -10,96 +10,19 @@ import csv
 import dataclasses
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from quantkit.core.errors import InputError
 from quantkit.core.files import pretty_json
-from quantkit.core.units import format_bytes
-from quantkit.report.escape import base_name, csv_text, md_text, significant, with_error
-from quantkit.spec.records import KLD_QUANTILES, P_DIFF_QUANTILES, Estimate, TierSummary
+from quantkit.report.escape import base_name, csv_text
+from quantkit.report.table_md import retention_md
+from quantkit.report.table_rows import TableHeader, TableRow, order_rows
+from quantkit.spec.json_records import record_to_json
+from quantkit.spec.records import KLD_QUANTILES, P_DIFF_QUANTILES
+from quantkit.spec.verdict_records import Verdicts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableHeader:
-    """What the numbers of a table depend on, and what they can be verified with.
-
-    Attributes:
-        derived: the settings by which the protocol differs from the frozen one of its name; None if it is that one.
-        base_type: the type of most of the base's parameters, such as BF16.
-        chunk_rule: in words: "all 783 chunks", "64 chunks spread over the text", "the first 16 chunks".
-        backend: where the arithmetic ran, such as "CPU" or "CUDA, 33 layers".
-        notes: what else a reader must know, such as tiers that failed.
-    """
-
-    result_id: str
-    protocol_name: str
-    protocol_id: str
-    eval_id: str
-    derived: str | None = None
-    base_file: str
-    base_sha256: str
-    base_type: str
-    corpus_name: str
-    corpus_sha256: str
-    token_ids_sha256: str
-    chunk_rule: str
-    n_ctx: int
-    n_chunk: int
-    n_scored: int
-    n_article: int
-    backend: str
-    llama_commit: str
-    library_version: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
-    """One file of the table.
-
-    Attributes:
-        size_bytes: of all its parts. size_vs_base: a fraction of the base's.
-        bpw: tensor bits a weight, whole file; bpw_core: without embedding, output and MTP block.
-        substituted: share of parameters (0 to 1) whose type is another than the plan's rules asked for.
-        notes: what was substituted, where a foreign file is from, and the like.
-    """
-
-    tier: str
-    file: str
-    sha256: str
-    size_bytes: int
-    size_vs_base: float
-    bpw: float
-    bpw_core: float | None
-    summary: TierSummary
-    is_base: bool = False
-    substituted: float = 0.0
-    notes: tuple[str, ...] = ()
-
+__all__ = ["COLUMNS", "TEXT_COLUMNS", "TableHeader", "TableRow", "order_rows", "retention_csv", "retention_json", "retention_md"]
 
 Cell = str | int | float | None
 Reader = Callable[[TableRow], Cell]
-
-
-def order_rows(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The base, then the tiers by size, largest first; of equal sizes by name and hash.
-
-    Raises:
-        InputError: not exactly one base, or a tier measured on another number of chunks or tokens than the base.
-    """
-    bases = [row for row in rows if row.is_base]
-    if len(bases) != 1:
-        raise InputError(f"expected one base in the table, got {len(bases)} among {len(rows)} rows")
-    design = bases[0].summary
-    for row in rows:
-        if (row.summary.n_chunk, row.summary.n_scored) != (design.n_chunk, design.n_scored):
-            raise InputError(f"expected {design.n_chunk} chunks and {design.n_scored} scored tokens as for the base, got "
-                             f"{row.summary.n_chunk} and {row.summary.n_scored} for {row.tier}: tiers are compared on the same "
-                             "chunks only; audit them under one protocol")
-    return sorted(rows, key=lambda row: (not row.is_base, -row.size_bytes, row.tier, row.sha256))
-
-
-# csv and json.
 
 
 def retention_csv(rows: Sequence[TableRow]) -> str:
@@ -116,18 +39,17 @@ def retention_csv(rows: Sequence[TableRow]) -> str:
     return out.getvalue()
 
 
-def retention_json(header: TableHeader, rows: Sequence[TableRow]) -> str:
-    """The table as json: the header, and each row with its whole summary.
+def retention_json(header: TableHeader, rows: Sequence[TableRow], verdicts: Verdicts | None = None) -> str:
+    """The table as json: the header, each row with its whole summary, and the verdicts between them.
 
     Raises:
         InputError: see `order_rows`.
     """
     tiers = []
     for row in order_rows(rows):
-        record = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-        tiers.append(record | {"file": base_name(row.file), "summary": row.summary.to_json()})
+        tiers.append(record_to_json(row) | {"file": base_name(row.file), "summary": row.summary.to_json()})
     head = dataclasses.asdict(header) | {"base_file": base_name(header.base_file)}
-    return pretty_json({"schema": 1, "header": head, "tiers": tiers}).decode()
+    return pretty_json({"schema": 1, "header": head, "tiers": tiers, "verdicts": record_to_json(verdicts)}).decode()
 
 
 def _csv_cell(value: Cell) -> str:
@@ -148,6 +70,14 @@ def _quantile(kind: str, q: float, attribute: str) -> Reader:
     def read(row: TableRow) -> Cell:
         quantile = row.summary.kld_quantile(q) if kind == "kld" else row.summary.p_diff_quantile(q)
         value: Cell = getattr(quantile, attribute)
+        return value
+
+    return read
+
+
+def _optional(record: str, attribute: str) -> Reader:
+    def read(row: TableRow) -> Cell:
+        value: Cell = getattr(getattr(row, record), attribute, None)
         return value
 
     return read
@@ -198,108 +128,20 @@ def _more_columns() -> dict[str, Reader]:
     columns["is_base"] = lambda row: int(row.is_base)
     columns["sha256"] = lambda row: row.sha256
     columns["notes"] = lambda row: "; ".join(row.notes)
+    columns["letters"] = lambda row: row.letters
+    columns["floor_kernel"] = lambda row: row.floor.kernel if row.floor else ""
+    columns["floor_kld"] = lambda row: row.floor.kld.value if row.floor else None
+    for name, attribute in (("kld_over_floor", "ratio"), ("kld_over_floor_lo", "lo"), ("kld_over_floor_hi", "hi")):
+        columns[name] = _optional("floor_verdict", attribute)
+    columns["indistinguishable"] = lambda row: int(row.floor_verdict.indistinguishable) if row.floor_verdict else None
+    for part in ("value", "se", "lo", "hi"):
+        name = "kld_weights" + (f"_{part}" if part != "value" else "")
+        columns[name] = lambda row, part=part: getattr(row.weights.kld, part) if row.weights else None  # type: ignore[misc]
     return columns
 
 
 #: Name and content of every csv column, in order.
 COLUMNS: dict[str, Reader] = _INTERFACE | {name: read for name, read in _more_columns().items() if name not in _INTERFACE}
 
-
-# markdown.
-
-
-def retention_md(header: TableHeader, rows: Sequence[TableRow]) -> str:
-    """The table as GitHub markdown, with what its numbers depend on and what they mean.
-
-    Raises:
-        InputError: see `order_rows`.
-    """
-    ordered = order_rows(rows)
-    names = [name.replace("base", md_text(header.base_type)) for name in _MD_COLUMNS]
-    lines = [f"# Retention of {md_text(base_name(header.base_file))}", "", *_md_header(header), ""]
-    lines += _md_table(names, [[write(row) for write in _MD_COLUMNS.values()] for row in ordered], "---:")
-    lines += ["", *_md_notes(header, ordered), "", "## Files", ""]
-    lines += _md_table(["Tier", "File", "sha256"],
-                       [[md_text(row.tier), md_text(base_name(row.file)), f"`{row.sha256}`"] for row in ordered], ":---")
-    return "\n".join(lines) + "\n"
-
-
-def _md_table(names: Sequence[str], cells: Sequence[Sequence[str]], align: str) -> list[str]:
-    """A table whose columns after the first are aligned by `:---` (left) or `---:` (right)."""
-    rows = [names, [":---", *[align] * (len(names) - 1)], *cells]
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _md_estimate(statistic: str, *, percent: bool = False, signed: bool = False) -> Callable[[TableRow], str]:
-    def write(row: TableRow) -> str:
-        estimate: Estimate = getattr(row.summary, statistic)
-        if estimate.value is None:
-            return "n/a"
-        scale, unit = (100.0, " %") if percent else (1.0, "")
-        return with_error(scale * estimate.value, None if estimate.se is None else scale * estimate.se, signed=signed) + unit
-
-    return write
-
-
-def _md_tier(row: TableRow) -> str:
-    return md_text(row.tier) + (" †" if row.substituted else "") + (" ‡" if row.notes else "")
-
-
-_MD_COLUMNS: dict[str, Callable[[TableRow], str]] = {
-    "Tier": _md_tier,
-    "Size": lambda row: format_bytes(row.size_bytes),
-    "Bytes": lambda row: f"{row.size_bytes:,}",
-    "Size vs base": lambda row: f"{100 * row.size_vs_base:.1f} %",
-    "bpw": lambda row: f"{row.bpw:.2f}",
-    "PPL": lambda row: significant(row.summary.ppl_q.value or 0.0, 6),
-    "PPL drift": _md_estimate("ppl_drift", percent=True, signed=True),
-    "Mean KLD": _md_estimate("kld"),
-    "99.9 % KLD": lambda row: significant(row.summary.kld_quantile(0.999).value, 3),
-    "Mean Δp": _md_estimate("p_diff", percent=True, signed=True),
-    "RMS Δp": _md_estimate("p_diff_rms", percent=True),
-    "Same top token": _md_estimate("same_top_p", percent=True),
-}
-
-
-def _md_header(header: TableHeader) -> list[str]:
-    articles = f"{header.n_article} article{'s' if header.n_article != 1 else ''}"
-    lines = [
-        f"Base: {md_text(base_name(header.base_file))}, {md_text(header.base_type)}, sha256 `{header.base_sha256}`",
-        f"Protocol: **{md_text(header.protocol_name)}**, id `{header.protocol_id}`, eval_id `{header.eval_id}`",
-    ]
-    if header.derived is not None:
-        lines.append(f"**Derived protocol**, not the frozen one of that name: {md_text(header.derived)}; its rows compare "
-                     "only with rows of the same eval_id")
-    lines += [
-        f"Text: {md_text(header.corpus_name)}, sha256 `{header.corpus_sha256}`; tokens sha256 `{header.token_ids_sha256}`",
-        f"Scored: {header.n_scored:,} tokens of {header.n_chunk} chunks of {header.n_ctx} tokens ({md_text(header.chunk_rule)}), "
-        f"from {articles}",
-        f"Arithmetic: {md_text(header.backend)}, llama.cpp {md_text(header.llama_commit)}, {md_text(header.library_version)}",
-        f"Result: `{header.result_id}`",
-    ]
-    return [f"- {line}" for line in lines]
-
-
-_MD_MEANING = """\
-PPL drift is exp(mean ln ratio of perplexities) − 1, KLD the Kullback-Leibler divergence from the base in nats per token, Δp the \
-change of the probability of the right token, "same top token" how often both find the same token the most likely. All are paired \
-with the base, token by token. KLD belongs to the file and the arithmetic named above, not to the file alone. Retention is not a \
-benchmark score, and a file's size is not its memory."""
-_MD_ERRORS = """\
-± is one standard error over articles, each left out in turn. 95 % intervals are in retention.csv (`_lo`, `_hi`); they are about \
-text like this one and are not adjusted for many comparisons. Rows that differ by little are not ranked by this table."""
-
-
-def _md_notes(header: TableHeader, rows: Sequence[TableRow]) -> list[str]:
-    ratio = rows[-1].summary.ln_ppl_ratio  # all rows have the same articles
-    few = f"No ± and no interval: {ratio.reason}. They need six articles of equal length."
-    lines = [_MD_ERRORS if ratio.se is not None else few, "", _MD_MEANING]
-    for row in rows:
-        if row.substituted:
-            lines += ["", f"† {md_text(row.tier)}: {100 * row.substituted:.1f} % of parameters have another type than was asked "
-                          "for (substituted by shape or for want of importances); believe its bpw, not its name."]
-        if row.notes:
-            lines += ["", f"‡ {md_text(row.tier)}: {'; '.join(md_text(note) for note in row.notes)}"]
-    for note in header.notes:
-        lines += ["", md_text(note)]
-    return lines
+#: Those that hold text.
+TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "floor_kernel"})

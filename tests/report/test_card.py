@@ -69,7 +69,7 @@ def test_the_card_renders_as_meant(run: RunFolder) -> None:
     assert "kld_tail.png" not in html
     for part in ("Which file?", "Retention", "What was not measured", "Evidence", "How to verify"):
         assert f"<h2>{part}</h2>" in html
-    assert "<code>quantkit report RUN --check</code>" in html
+    assert f"<code>quantkit verify RUN --id {'a1' * 32}</code>" in html
     assert re.search(r"\b(nan|None)\b", html) is None
 
 
@@ -83,7 +83,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     body = text.split("---\n", 2)[2]
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(body)
     tags = set(re.findall(r"<(\w+)", html)) - {"h1", "h2", "p", "ul", "li", "code", "table", "thead", "tbody", "tr", "th", "td"}
-    assert tags == {"a"}
+    assert tags == {"a", "strong"}
     assert set(re.findall(r'href="([^"]*)"', html)) == {"report/retention.csv", "report/report.html", "report/kld_vs_size.svg"}
     assert "@all" not in re.sub(r"`[^`\n]*`", "", body.replace(r"\`", ""))  # what is in code mentions nobody
     assert "\u202e" not in text

@@ -103,7 +103,7 @@ def test_no_text_says_nan_or_none() -> None:
 def test_json_holds_every_number_and_comes_back() -> None:
     table = make_table()
     data = json.loads(retention_json(HEADER, table))
-    assert list(data) == ["schema", "header", "tiers"]
+    assert list(data) == ["schema", "header", "tiers", "verdicts"]
     assert data["header"]["base_sha256"] == HEADER.base_sha256
     assert [tier["tier"] for tier in data["tiers"]] == ["BF16", "Q8_0", "IQ1_M"]
     assert TierSummary.from_json(data["tiers"][1]["summary"]) == table[2].summary
