@@ -13,7 +13,7 @@ import quantkit
 
 # %% The table: numbers as numbers, fractions rather than percent, NaN where there is no interval
 run = quantkit.load_run(sys.argv[1])
-table = run.tiers.set_index("tier")[["size_bytes", "bpw", "kld_mean", "kld_mean_lo", "kld_mean_hi", "same_top_p", "group"]]
+table = run.tiers.set_index("tier")[["size_bytes", "bpw", "kld_mean", "kld_mean_lo", "kld_mean_hi", "same_top_p", "letters"]]
 print(table.to_string())
 
 # %% What a byte buys: KLD lost for each MiB saved, from tier to tier

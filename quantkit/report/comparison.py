@@ -26,6 +26,7 @@ from quantkit.report.plot_size import Caption
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData, read_run
 from quantkit.report.table import COLUMNS, TableRow
+from quantkit.spec.json_records import record_to_json
 from quantkit.spec.verdict_records import Verdicts
 
 
@@ -47,11 +48,6 @@ class Comparison:
     files: tuple[ComparedFile, ...]
     verdicts: Verdicts
 
-    @property
-    def letters(self) -> Mapping[str, str]:
-        """By name: files that share a letter are not told apart by mean KLD."""
-        return self.verdicts.comparison("kld").letters
-
 
 def compare_run_folders(paths: Sequence[Path]) -> Comparison:
     """Read runs and test all their files against each other.
@@ -67,7 +63,9 @@ def compare_run_folders(paths: Sequence[Path]) -> Comparison:
     files = _files(runs)
     first = next(iter(runs.values()))
     verdicts = compare_files({file.row.tier: file.rows for file in files}, first.protocol)
-    return Comparison(runs=runs, base=first.rows[0], files=tuple(files), verdicts=verdicts)
+    letters = verdicts.comparison("kld").letters  # of this table, not of the runs'
+    lettered = [file._replace(row=dataclasses.replace(file.row, letters=letters[file.row.tier])) for file in files]
+    return Comparison(runs=runs, base=first.rows[0], files=tuple(lettered), verdicts=verdicts)
 
 
 def draw_comparison(comparison: Comparison) -> dict[str, Picture]:
@@ -85,7 +83,7 @@ def comparison_md(comparison: Comparison) -> str:
     header = next(iter(comparison.runs.values())).header
     columns = ["File", "Run", "Size", "bpw", "Mean KLD", "99.9 % KLD", "PPL drift", "Same top token", "Group"]
     rows = [columns, [":---", ":---", *["---:"] * (len(columns) - 2)]]
-    rows += [_md_row(file.row, ", ".join(file.runs), comparison.letters) for file in comparison.files]
+    rows += [_md_row(file.row, ", ".join(file.runs)) for file in comparison.files]
     lines = [f"# Files of {md_text(base_name(header.base_file))}", "",
              f"- Base: {md_text(base_name(header.base_file))}, {md_text(header.base_type)}, sha256 `{header.base_sha256}`",
              f"- Text: {md_text(header.corpus_name)}, {header.n_scored:,} tokens of {header.n_article} articles; tokens sha256 "
@@ -107,27 +105,26 @@ def comparison_md(comparison: Comparison) -> str:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """The columns of retention.csv with the run in front and the letters behind."""
+    """The columns of retention.csv with the runs in front; letters are those of this table."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", *COLUMNS, "group"])
-    lines = [((), comparison.base, ""), *((f.runs, f.row, comparison.letters[f.row.tier]) for f in comparison.files)]
-    for runs, row, group in lines:
+    writer.writerow(["run", *COLUMNS])
+    lines: list[tuple[tuple[str, ...], TableRow]] = [((), comparison.base), *((f.runs, f.row) for f in comparison.files)]
+    for runs, row in lines:
         cells = [read(row) for read in COLUMNS.values()]
-        writer.writerow([csv_text(", ".join(runs)), *("" if c is None else csv_text(c) if isinstance(c, str) else repr(c)
-                                                      for c in cells), group])
+        writer.writerow([csv_text(", ".join(runs)),
+                         *("" if c is None else csv_text(c) if isinstance(c, str) else repr(c) for c in cells)])
     return out.getvalue()
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """Runs, files with whole summaries, and the letters."""
+    """Runs, files with whole summaries, and the verdicts of all pairs."""
     runs = [{"run": name, **dataclasses.asdict(data.header)} for name, data in comparison.runs.items()]
     files = []
     for file in comparison.files:
-        record = {field.name: getattr(file.row, field.name) for field in dataclasses.fields(file.row)}
-        files.append({"runs": file.runs, **record, "file": base_name(file.row.file), "summary": file.row.summary.to_json(),
-                      "group": comparison.letters[file.row.tier]})
-    return pretty_json({"schema": 1, "runs": runs, "files": files}).decode()
+        files.append({"runs": list(file.runs), **record_to_json(file.row), "file": base_name(file.row.file),
+                      "summary": file.row.summary.to_json()})
+    return pretty_json({"schema": 1, "runs": runs, "files": files, "verdicts": record_to_json(comparison.verdicts)}).decode()
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -153,12 +150,12 @@ def _files(runs: Mapping[str, RunData]) -> list[ComparedFile]:
     return sorted(named, key=lambda file: (-file.row.size_bytes, file.row.tier, file.row.sha256))
 
 
-def _md_row(row: TableRow, run: str, letters: Mapping[str, str]) -> list[str]:
+def _md_row(row: TableRow, run: str) -> list[str]:
     s = row.summary
     mark = " †" * bool(row.substituted) + " ‡" * bool(row.notes)
     return [md_text(row.tier) + mark, md_text(run), format_bytes(row.size_bytes), f"{row.bpw:.2f}", estimate_text(s.kld),
             significant(s.kld_quantile(0.999).value, 3), estimate_text(s.ppl_drift, percent=True, signed=True),
-            estimate_text(s.same_top_p, percent=True), md_text(letters[row.tier])]
+            estimate_text(s.same_top_p, percent=True), md_text(row.letters)]
 
 
 def _arithmetic(comparison: Comparison) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from quantkit.core.units import format_bytes
@@ -85,20 +85,26 @@ def _sentences(data: RunData) -> list[Html]:
 
 def retention_table(data: RunData) -> Html:
     """The table that can be sorted; every cell of a number sorts by its full precision."""
-    letters = data.letters
+    optional = [name for name, read in _OPTIONAL.items() if any(read(row) is not None for row in data.rows)]
     fits = [m.n_ctx for m in data.base.memory] if data.base else []
     columns = ["Tier", "Size", f"of {data.header.base_type}", "bpw / core", "Mean KLD", "99.9 % KLD", "PPL drift", "Same top token"]
-    columns += ["Group"] * bool(letters) + [f"Card at {short_n_ctx(n)}" for n in fits]
+    columns += [*optional, *(f"Card at {short_n_ctx(n)}" for n in fits)]
     rows = []
     for row in data.rows:
-        cells = _number_cells(row)
-        if letters:
-            cells.append(Cell(letters.get(row.tier, "") if not row.is_base else ""))
+        cells = [*_number_cells(row), *(_OPTIONAL[name](row) or Cell("") for name in optional)]
         if data.base is not None:
             cells += [Cell(fit.text, fit.card_gib or CARDS_GIB[-1] + 1)
                       for fit in card_fits(row, data.plans.get(row.tier), data.base)]
         rows.append(cells)
     return table(columns, rows, sortable=True, first_row_class="base")
+
+
+# What only some runs have: a column is there where one row has it.
+_OPTIONAL: dict[str, Callable[[TableRow], Cell | None]] = {
+    "Group": lambda row: Cell(row.letters) if row.letters else None,
+    "Noise floor": lambda row: Cell(significant(row.floor.kld.value or 0.0, 2), row.floor.kld.value) if row.floor else None,
+    "KLD of weights": lambda row: Cell(estimate_text(row.weights.kld), row.weights.kld.value) if row.weights else None,
+}
 
 
 def _number_cells(row: TableRow) -> list[Cell]:
@@ -119,6 +125,10 @@ def _table_notes(data: RunData) -> list[Html]:
     lines = ["bpw: tensor bits per weight of the whole file; core: without embedding, output and MTP block."]
     if data.letters:
         lines.append("Group: tiers that share a letter are not told apart by mean KLD. Sharing a letter is not equality.")
+    if any(row.floor for row in data.rows):
+        lines.append("Noise floor: the KLD of the same file from itself in other arithmetic, the largest that was tried.")
+    if any(row.weights for row in data.rows):
+        lines.append("KLD of weights: tier and base in the same F32 arithmetic, so that the weights' share alone is seen.")
     if data.base and data.base.memory:
         lines.append(f"Card: the smallest of {', '.join(map(str, CARDS_GIB))} GiB that holds every layer, an F16 KV cache, compute "
                      f"buffers and {format_bytes(RESERVE_BYTES)} for the driver. The file alone is less than that.")

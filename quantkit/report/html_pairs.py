@@ -15,7 +15,7 @@ def pairs_section(verdicts: Verdicts) -> list[Html]:
     parts = []
     by_kld = next((c for c in verdicts.comparisons if c.statistic == "kld"), None)
     if by_kld is not None and len(verdicts.tiers) > 1:
-        columns = ["Tier", "next smaller", "KLD of that one", "over all pairs", "adjusted p", "verdict", "detectable"]
+        columns = ["Tier", "against", "KLD ratio", "95 %, all pairs at once", "adjusted p", "the first is", "detectable"]
         rows = [_pair_row(_find(by_kld, a, b), a, b) for a, b in pairwise(verdicts.tiers)]
         parts += [table(columns, rows), bullets(_notes(verdicts, by_kld))]
     if verdicts.floors:
@@ -40,19 +40,19 @@ def _pair_row(pair: PairVerdict, a: str, b: str) -> list[Cell]:
     if pair.verdict == "not resolved" and pair.n_article_needed is not None:
         words += f"; about {pair.n_article_needed:,} articles like these would resolve the margin"
     p = pair.p_holm
-    return [Cell(a), Cell(b, is_text=True), Cell(_times(-pair.difference)),
-            Cell(f"{_times(-(pair.hi_simultaneous or 0.0))} to {_times(-(pair.lo_simultaneous or 0.0))}"),
+    return [Cell(a), Cell(b, is_text=True), Cell(_ratio(pair.difference)),
+            Cell(f"{_ratio(pair.lo_simultaneous or 0.0)} to {_ratio(pair.hi_simultaneous or 0.0)}"),
             Cell("" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"), Cell(words, is_text=True),
             Cell("" if pair.detectable is None else f"{100 * math.expm1(pair.detectable):.1f} %")]
 
 
-def _times(log_ratio: float) -> str:
-    return f"×{significant(math.exp(log_ratio), 3)}"
+def _ratio(theta: float) -> str:
+    return significant(math.exp(theta), 3)
 
 
 def _notes(verdicts: Verdicts, by_kld: Comparison) -> list[str]:
     lines = [f"Paired over the same tokens, by article ({verdicts.n_article}); p by Holm over all {len(by_kld.pairs)} pairs, "
-             "intervals for all of them at once. The verdict is on the tier, against the next smaller one.",
+             "intervals for all of them at once. Neighbours by size; the others are in audit/pairs.json.",
              f"Equivalent: by less than {100 * math.expm1(by_kld.margin):.0f} %. Detectable: what this text shows in "
              "four of five cases. Not resolved is not equal."]
     if verdicts.n_looks > 1:

@@ -43,6 +43,7 @@ def verify_steps(data: RunData) -> list[Step]:
     """How to check a report, the quickest first."""
     protocol = "protocol.toml" if data.header.derived else data.header.protocol_name
     base = shlex.quote(base_name(data.header.base_file))
-    return [Step("The files: compare their sha256 with those named here.", None),
-            Step("The report, from its records:", "quantkit report RUN --check"),
-            Step("The numbers, from the files:", f"quantkit audit -b {base} -p {shlex.quote(protocol)} -o CHECK FILE.gguf")]
+    return [Step("Everything that is published, against its manifest and this result:",
+                 f"quantkit verify RUN --id {data.header.result_id}"),
+            Step("Files and numbers made again from the base:", f"quantkit verify RUN -b {base} --regenerate --remeasure 8"),
+            Step("One file alone, whoever made it:", f"quantkit audit FILE.gguf -b {base} -p {shlex.quote(protocol)} -o CHECK")]

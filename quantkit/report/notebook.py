@@ -4,7 +4,7 @@
     run = quantkit.load_run("my-run")
     run.tiers.plot.scatter("size_bytes", "kld_mean", logy=True)
 
-    tiers   one row a file, the base first: the columns of retention.csv, and `group` (letters of mean KLD)
+    tiers   one row a file, the base first: the columns of retention.csv
     rows    one row a scored token and tier: tier, then the columns of `spec.records.ROW_DTYPE`
     pairs   one row a statistic and pair of tiers: the fields of `spec.verdict_records.PairVerdict`
     plan    one row a tensor and tier: tier, ftype, the fields of `spec.plan_records.PlanRow`, and its kind as the pictures have it
@@ -68,9 +68,7 @@ class Run:
     @cached_property
     def tiers(self) -> DataFrame:
         """One row a file, the base first, then by size."""
-        columns = {name: [read(row) for row in self.data.rows] for name, read in COLUMNS.items()}
-        letters = self.data.letters
-        return _frame({**columns, "group": ["" if row.is_base else letters.get(row.tier, "") for row in self.data.rows]})
+        return _frame({name: [read(row) for row in self.data.rows] for name, read in COLUMNS.items()})
 
     @cached_property
     def rows(self) -> DataFrame:

@@ -41,14 +41,14 @@ def test_equal_names_with_other_bytes_stand_apart_and_equal_files_once(ours: Run
     found = compare_run_folders([ours.path, theirs.path])
     assert [(file.row.tier, file.runs) for file in found.files] == [
         ("Q4_K_M (their run)", ("their run",)), ("Q8_0", ("ours", "their run")), ("Q4_K_M (ours)", ("ours",))]
-    assert found.letters == {"Q4_K_M (their run)": "a", "Q8_0": "b", "Q4_K_M (ours)": "c"}
+    assert [file.row.letters for file in found.files] == ["a", "b", "c"]
     assert len(found.verdicts.comparison("kld").pairs) == 3
 
 
 def test_three_forms_of_one_table(ours: RunFolder, theirs: RunFolder) -> None:
     found = compare_run_folders([ours.path, theirs.path])
     rows = list(csv.DictReader(io.StringIO(comparison_csv(found))))
-    assert [(row["run"], row["tier"], row["group"]) for row in rows] == [
+    assert [(row["run"], row["tier"], row["letters"]) for row in rows] == [
         ("", "BF16", ""), ("their run", "Q4_K_M (their run)", "a"), ("ours, their run", "Q8_0", "b"),
         ("ours", "Q4_K_M (ours)", "c")]
     data = json.loads(comparison_json(found))

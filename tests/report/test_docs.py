@@ -27,4 +27,4 @@ def test_every_column_of_a_frame_is_documented(tmp_path: Path) -> None:
         assert documented(name) == [" ".join(getattr(run, name))]
     first, kld, same, parts = documented("slices")
     assert [*first.split(), *(f"{n}{part}" for n in (kld, same) for part in ("", *parts.split()))] == list(run.slices)
-    assert documented("tiers") == ["retention.csv", "group"]
+    assert documented("tiers") == ["retention.csv"]

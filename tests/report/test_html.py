@@ -95,12 +95,12 @@ def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
     add_verdicts(run)
     document = Document(page_of(run))
     assert document.row("Tier") == ["Tier", "Size", "of BF16", "bpw / core", "Mean KLD", "99.9 % KLD", "PPL drift",
-                                    "Same top token", "Group", "Card at 4k"]
+                                    "Same top token", "Group", "Noise floor", "Card at 4k"]
     data = read_run(run.path)
     row = document.row("Q8_0")
     assert row[1].endswith(" KiB")
     assert row[2].endswith(" %")
-    assert row[8:] == ["a", "8 GiB"]
+    assert row[8:] == ["a", "0.00050", "8 GiB"]
     cells = [attributes.get("data-v") for tag, attributes in document.tags if tag == "td" and "data-v" in attributes]
     assert repr(data.tiers[0].summary.kld.value) in cells  # sorts by the number itself, not by what is shown
     assert "Sharing a letter is not equality" in document.text
@@ -148,7 +148,7 @@ def test_neighbours_and_floors_are_told_in_words(tmp_path: Path) -> None:
     document = Document(report_html(dataclasses.replace(data, verdicts=verdicts), {}))
     shown = [row for row in document.rows if row[1:2] in (["Q4_K_M"], ["IQ1_M"])]
     words = "not resolved (by no more than arithmetic); about 1,234 articles like these would resolve the margin"
-    assert shown[0] == ["Q8_0", "Q4_K_M", "×2.00", "×1.00 to ×4.00", "0.060", words, "50.0 %"]
+    assert shown[0] == ["Q8_0", "Q4_K_M", "0.500", "0.250 to 1.00", "0.060", words, "50.0 %"]
     assert shown[1] == ["Q4_K_M", "IQ1_M", "", "", "", "not resolved: 2 articles", ""]
     told = {row[0]: row for row in document.rows if row and len(row) == 7 and row not in shown}
     assert told["Q8_0"] == ["Q8_0", "0.00200", "0.00100", "2.00", "1.50 to 2.50", "flash_attn", "not told from the base"]

@@ -22,9 +22,9 @@ def test_frames_have_the_documented_columns(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     add_verdicts(folder)
     run = load_run(str(folder.path))
-    assert list(run.tiers) == [*COLUMNS, "group"]
+    assert list(run.tiers) == list(COLUMNS)
     assert run.tiers["tier"].tolist() == ["BF16", *TIERS]
-    assert run.tiers["group"].tolist() == ["", "a", "a", "b"]
+    assert run.tiers["letters"].tolist() == ["", "a", "a", "b"]
     assert list(run.rows) == ["tier", *(ROW_DTYPE.names or ())]
     assert len(run.rows) == 3 * 800
     assert run.rows["kld"].dtype == np.dtype("float64")
