@@ -15,7 +15,8 @@ from quantkit.cli.options import PATH
               help="Which table to print.")
 @click.option("-o", "--output", type=PATH, metavar="FOLDER", help="Write all tables and the pictures there too.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
-def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bool) -> None:
+@click.option("--pairs", is_flag=True, help="Print the verdict of every pair instead; one RUN will do.")
+def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bool, pairs: bool) -> None:
     """Put the files of several RUNS on one table: publishers beside each other, versions beside each other.
 
     Runs of another base, other tokens or another evaluation are refused. Every pair of files is tested.
@@ -23,6 +24,11 @@ def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bo
     from quantkit.core.files import refuse_overwrite, write_atomic
     from quantkit.report.comparison import compare_run_folders, comparison_csv, comparison_json, comparison_md, draw_comparison
 
+    if pairs:
+        if output is not None or force:
+            raise click.UsageError("--pairs prints: give --format, and no -o or --force.")
+        click.echo(_pairs(runs, format_), nl=False)
+        return
     found = compare_run_folders(runs)
     texts = {"md": comparison_md(found), "json": comparison_json(found), "csv": comparison_csv(found)}
     if output is not None:
@@ -35,3 +41,17 @@ def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bo
             write_atomic(output / name, content)
         click.echo(f"comparison: {output}", err=True)
     click.echo(texts[format_], nl=False)
+
+
+def _pairs(runs: tuple[Path, ...], format_: str) -> str:
+    """The verdicts of one run from its records; of several, from all their rows together."""
+    from quantkit.core.errors import InputError
+    from quantkit.report.comparison import compare_run_folders
+    from quantkit.report.run_data import read_run
+    from quantkit.report.verdict_table import pairs_csv, pairs_json, pairs_md
+
+    verdicts = read_run(runs[0]).verdicts if len(runs) == 1 else compare_run_folders(runs).verdicts
+    if verdicts is None:
+        raise InputError(f"expected verdicts of all tiers of {runs[0]} in audit/pairs.json, found none or those of other rows: run "
+                         "the command that made it again")
+    return {"md": pairs_md, "json": pairs_json, "csv": pairs_csv}[format_](verdicts)

@@ -25,6 +25,7 @@ VERBS = {
     "audit": "Measure files that are there, whoever made them.",
     "mtp": "Split, graft and check MTP heads.",
     "report": "The tables of a run.",
+    "compare": "Several runs on one table, and the verdict of every pair.",
     "fit": "The memory that a file needs at a context length.",
     "gate": "Replace what is published only where nothing protected got worse.",
     "verify": "Check a run or a downloaded bundle against its manifest.",
