@@ -233,6 +233,7 @@ def _check_comparable(protocol: Protocol, held: Mapping[str, Any], new: Mapping[
                              f"eval_id {manifest['protocol']['eval_id']} in the {what}: audit it under this protocol, or gate with "
                              "its own")
     pairs = {"the base": [m["base"]["sha256"] for m in (held, new)], "the tokens": [m["token_ids_sha256"] for m in (held, new)],
+             "the further texts": [m["further_corpora"] for m in (held, new)],
              "the build and device": [m["build"] for m in (held, new)]}
     for what, (a, b) in pairs.items():
         if a != b:

@@ -1,9 +1,13 @@
-"""What a tier is obliged to, and how a candidate's evidence compares with the incumbent's."""
+"""What a tier is obliged to, and how a candidate's evidence compares with the incumbent's.
+
+On a second and later text each number of rows is an obligation of its own, such as "kld_mean on calibration.txt": texts are never
+pooled, and none may get worse.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,21 @@ from quantkit.spec.json_records import record_from_json
 from quantkit.spec.mtp_records import MtpResult
 from quantkit.spec.protocol import Protocol
 
-#: In the order of the tables.
-OBLIGATIONS = ("valid", "smoke", "size_bytes", "kld_mean", "kld_p999", "same_top_p", "ln_ppl_ratio", "acceptance_rate")
 _LEAST_MARGIN = 1e-6
+_ON = " on "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierEvidence:
-    """A tier of a bundle that verifies. `mtp` is None where no head was checked, `smoke` where the file was not asked."""
+    """A tier of a bundle that verifies.
+
+    Attributes:
+        rows: of each text, the first by "", the others by the text's name.
+        mtp: None where no head was checked. smoke: None where the file was not asked.
+    """
 
     size_bytes: int
-    rows: Rows
+    rows: Mapping[str, Rows]
     mtp: MtpResult | None
     smoke: SmokeRecord | None
 
@@ -50,7 +58,8 @@ def read_evidence(folder: Path, manifest: Mapping[str, Any], tier: str) -> TierE
         InputError: records of another form.
     """
     run = RunFolder(path=folder)
-    rows, _ = read_parquet(run.rows(tier))
+    texts = ["", *(further["name"] for further in manifest["further_corpora"])]
+    rows = {text: read_parquet(replace(run, corpus=text).rows(tier))[0] for text in texts}
     mtp = None
     if f"mtp/{tier}.json" in manifest["files"]:
         try:
@@ -63,7 +72,7 @@ def read_evidence(folder: Path, manifest: Mapping[str, Any], tier: str) -> TierE
 
 def margin_of(name: str, protocol: Protocol) -> float:
     """How much of an obligation does not matter, on the scale of its loss; 1 for those that are met or broken."""
-    margins = protocol.gate.margins
+    margins, name = protocol.gate.margins, name.split(_ON)[0]
     if name == "size_bytes":  # the protocol's own measure of sizes that are equal for a plan; a budget may have no slack at all
         return max(margins.size_bytes, protocol.search.size_tolerance, _LEAST_MARGIN)
     return {"kld_mean": margins.kld_mean, "kld_p999": margins.kld_p999, "same_top_p": margins.same_top_p,
@@ -72,18 +81,24 @@ def margin_of(name: str, protocol: Protocol) -> float:
 
 def first_ranks(evidence: TierEvidence, protocol: Protocol) -> dict[str, int]:
     """Ranks of a first incumbent: margins between each number and a perfect tier; 0 or 1 for what is met or broken."""
-    summary = summarize(evidence.rows)
     distances = {
         "valid": 0.0, "smoke": float(evidence.smoke is not None and not evidence.smoke.passed), "size_bytes": 1.0,
-        "kld_mean": float(bool(summary.kld.value)), "kld_p999": float(bool(summary.kld_quantile(0.999).value)),
-        "same_top_p": 1 - (summary.same_top_p.value or 0.0), "ln_ppl_ratio": summary.ln_ppl_ratio.value or 0.0,
         "acceptance_rate": 0.0 if evidence.acceptance is None else 1 - evidence.acceptance,
     }
-    return {name: first_rank(distances[name], margin_of(name, protocol)) for name in OBLIGATIONS}
+    for text, rows in evidence.rows.items():
+        summary = summarize(rows)
+        distances |= {_on(name, text): distance for name, distance in {
+            "kld_mean": float(bool(summary.kld.value)), "kld_p999": float(bool(summary.kld_quantile(0.999).value)),
+            "same_top_p": 1 - (summary.same_top_p.value or 0.0), "ln_ppl_ratio": summary.ln_ppl_ratio.value or 0.0}.items()}
+    return {name: first_rank(distance, margin_of(name, protocol)) for name, distance in distances.items()}
+
+
+def _on(name: str, text: str) -> str:
+    return f"{name}{_ON}{text}" if text else name
 
 
 def compare_tier(incumbent: TierEvidence, candidate: TierEvidence | None, protocol: Protocol, why: str) -> list[Obligation]:
-    """All obligations of one tier, in the order of `OBLIGATIONS`.
+    """All obligations of one tier.
 
     Args:
         candidate: None where it has nothing that could be trusted; `why` says what is wrong.
@@ -91,22 +106,22 @@ def compare_tier(incumbent: TierEvidence, candidate: TierEvidence | None, protoc
     Raises:
         InputError: rows that cannot be paired, or too few chunks.
     """
-    n_chunk = len(np.unique(incumbent.rows["chunk"]))
+    n_chunk = min(len(np.unique(rows["chunk"])) for rows in incumbent.rows.values())
     if n_chunk < protocol.gate.min_n_chunk:
         raise InputError(f"expected at least {protocol.gate.min_n_chunk} chunks for a gate, got {n_chunk}: fewer prove nothing; "
                          "evaluate more of the text")
     if candidate is None:
-        broken = Obligation(name="valid", incumbent=1.0, candidate=0.0, margin=1.0, verdict="worse", reason=why)
-        return [broken, *(Obligation(name=name, incumbent=None, candidate=None, margin=margin_of(name, protocol),
-                                     verdict="not compared", reason=why) for name in OBLIGATIONS[1:])]
+        return [Obligation(name="valid", incumbent=1.0, candidate=0.0, margin=1.0, verdict="worse", reason=why)]
     gate = protocol.gate
     margins = Margins(kld_mean=gate.margins.kld_mean, kld_p999=gate.margins.kld_p999, same_top_p=gate.margins.same_top_p,
                       ln_ppl_ratio=gate.margins.ln_ppl_ratio)
+    numbers = [replace(obligation, name=_on(obligation.name, text)) for text, rows in incumbent.rows.items()
+               for obligation in compare_rows(rows, candidate.rows[text], margins, alpha=gate.alpha)]
     return [
         Obligation(name="valid", incumbent=1.0, candidate=1.0, margin=1.0, verdict="not worse"),
         _compare_smoke(incumbent.smoke, candidate.smoke),
         _compare_sizes(incumbent.size_bytes, candidate.size_bytes, protocol),
-        *compare_rows(incumbent.rows, candidate.rows, margins, alpha=gate.alpha),
+        *numbers,
         _compare_heads(incumbent, candidate, protocol),
     ]
 

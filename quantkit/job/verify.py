@@ -16,6 +16,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from quantkit import __version__
 from quantkit.job.rundir import RunFolder
 from quantkit.job.verify_computed import check_computed, check_own_rows, check_summaries
 from quantkit.job.verify_files import check_files, check_manifest
@@ -75,10 +76,16 @@ def verify_bundle(folder: Path, make_report: ReportMaker, expected_id: str | Non
 
 
 def _check_report(bundle: Bundle, make_report: ReportMaker) -> None:
-    """Tables, page and pictures are those of the records, byte for byte; drawn ones only where the same libraries draw."""
+    """Tables, page and pictures are those of the records, byte for byte.
+
+    Another version may word a report differently; what is drawn or packed is compared only where the same libraries did it.
+    """
     findings = bundle.findings
     if findings.failures:
         findings.note("report", "not made again: other checks failed")
+        return
+    if bundle.facts["quantkit"] != __version__:
+        findings.note("report", f"not made again: written by quantkit {bundle.facts['quantkit']}, this is {__version__}")
         return
     libraries = bundle.facts["libraries"]
     other = [f"{name} {importlib.metadata.version(name)} here, {libraries.get(name)} there" for name in _LIBRARIES

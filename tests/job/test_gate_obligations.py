@@ -38,7 +38,7 @@ def forced(value: float, se: float | None = 0.005) -> MtpResult:
 
 
 def compare(incumbent: MtpResult | None, candidate: MtpResult | None, protocol: Protocol) -> Obligation:
-    a = TierEvidence(size_bytes=1000, rows=base_rows_of(), mtp=incumbent, smoke=None)
+    a = TierEvidence(size_bytes=1000, rows={"": base_rows_of()}, mtp=incumbent, smoke=None)
     b = dataclasses.replace(a, mtp=candidate)
     return compare_tier(a, b, protocol, "")[-1]
 
@@ -67,7 +67,7 @@ def test_a_lost_head_says_why(protocol: Protocol) -> None:
 
 
 def test_ranks_of_a_head_count_margins_to_full_acceptance(protocol: Protocol) -> None:
-    evidence = TierEvidence(size_bytes=1000, rows=base_rows_of(), mtp=forced(0.7), smoke=None)
+    evidence = TierEvidence(size_bytes=1000, rows={"": base_rows_of()}, mtp=forced(0.7), smoke=None)
     assert first_ranks(evidence, protocol)["acceptance_rate"] == 15
 
 
@@ -75,6 +75,6 @@ def test_ranks_of_a_head_count_margins_to_full_acceptance(protocol: Protocol) ->
     (10_000, "not worse"), (10_001, "worse"), (9_991, "not worse"), (9_989, "better"), (5_000, "better"),
 ])
 def test_sizes_have_the_incumbents_budget(protocol: Protocol, candidate: int, verdict: str) -> None:
-    a = TierEvidence(size_bytes=10_000, rows=base_rows_of(), mtp=None, smoke=None)
+    a = TierEvidence(size_bytes=10_000, rows={"": base_rows_of()}, mtp=None, smoke=None)
     found = {o.name: o.verdict for o in compare_tier(a, dataclasses.replace(a, size_bytes=candidate), protocol, "")}
     assert found["size_bytes"] == verdict

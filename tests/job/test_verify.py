@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quantkit import __version__
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import pretty_json
 from quantkit.job.manifest import list_files, result_id_of, seal_of
@@ -271,3 +272,11 @@ def test_a_failed_verification_is_an_error_with_its_first_failure(bundle: Path) 
     (bundle / "protocol.toml").unlink()
     with pytest.raises(CheckFailed, match=r"it does not verify: protocol.toml: expected a file of \d+ bytes, found nothing"):
         verify_bundle(bundle, no_report).require("it")
+
+
+def test_a_report_of_another_version_is_not_made_again(bundle: Path) -> None:
+    rewrite(bundle, lambda facts: facts.update(quantkit="9.9.9"))
+    verification = verify_bundle(bundle, lambda run: {"report/retention.md": b"x"})
+    assert verification.passed
+    assert {check.name: check.notes for check in verification.checks}["report"] == (
+        f"not made again: written by quantkit 9.9.9, this is {__version__}",)
