@@ -162,6 +162,8 @@ def _compare_heads(incumbent: TierEvidence, candidate: TierEvidence, protocol: P
         return Obligation(**known, verdict="worse", reason=(b and b.reason) or "the candidate's head was not checked")
     if b.problems and not a.problems:
         return Obligation(**known, verdict="worse", reason="; ".join(b.problems))
+    if a == b:  # one file, one head, one build: the same measurement, with no error between the two
+        return Obligation(**known, loss=0.0, p_not_worse=0.0, p_better=1.0, verdict="not worse")
     x, y = a.teacher_forced_acceptance, b.teacher_forced_acceptance
     if x is not None and y is not None and x.se is not None and y.se is not None:
         df = min(x.n_article, y.n_article) - 1

@@ -22,8 +22,8 @@ from quantkit.job.verify_findings import Findings
 _CARD, _REPORT_CARD = "README.md", "report/README.md"  # the same file: where a repository has it, and where a run does
 _NOT_OURS = {".git", ".cache", ".gitattributes"}  # what a hub and its client put beside a bundle
 _MAX_JSON_BYTES = 256 << 20
-_FORM = {"quantkit": str, "rows_version": int, "protocol": dict, "base": dict, "corpus": dict, "token_ids_sha256": str, "further_corpora": list,
-         "imatrix": dict | None, "build": dict, "libraries": dict, "tiers": dict}
+_FORM = {"quantkit": str, "rows_version": int, "protocol": dict, "base": dict, "corpus": dict, "token_ids_sha256": str,
+         "further_corpora": list, "imatrix": dict | None, "build": dict, "libraries": dict, "tiers": dict}
 
 
 class Manifest(NamedTuple):

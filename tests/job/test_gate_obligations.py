@@ -39,7 +39,7 @@ def forced(value: float, se: float | None = 0.005) -> MtpResult:
 
 def compare(incumbent: MtpResult | None, candidate: MtpResult | None, protocol: Protocol) -> Obligation:
     a = TierEvidence(size_bytes=1000, rows={"": base_rows_of()}, mtp=incumbent, smoke=None)
-    b = dataclasses.replace(a, mtp=candidate)
+    b = dataclasses.replace(a, mtp=candidate and dataclasses.replace(candidate, check_id="another"))
     return compare_tier(a, b, protocol, "")[-1]
 
 
@@ -49,6 +49,7 @@ def compare(incumbent: MtpResult | None, candidate: MtpResult | None, protocol: 
     (forced(0.7), None, "worse"),
     (forced(0.7), head(status="not applicable", reason="no MTP head"), "worse"),
     (forced(0.7), forced(0.7), "not worse"),
+    (forced(0.7, 0.02), forced(0.7, 0.02), "not shown"),  # two measurements with such errors could hide a loss
     (forced(0.7), forced(0.75), "better"),
     (forced(0.7), forced(0.69), "not shown"),  # within 0.02, but 0.01 away from it is 1.4 errors
     (forced(0.7), forced(0.6), "worse"),
@@ -59,6 +60,11 @@ def compare(incumbent: MtpResult | None, candidate: MtpResult | None, protocol: 
 ])
 def test_heads(incumbent: MtpResult | None, candidate: MtpResult | None, verdict: str, protocol: Protocol) -> None:
     assert compare(incumbent, candidate, protocol).verdict == verdict
+
+
+def test_the_same_check_has_no_error_between_the_two(protocol: Protocol) -> None:
+    evidence = TierEvidence(size_bytes=1000, rows={"": base_rows_of()}, mtp=forced(0.7, 0.02), smoke=None)
+    assert compare_tier(evidence, evidence, protocol, "")[-1].verdict == "not worse"
 
 
 def test_a_lost_head_says_why(protocol: Protocol) -> None:
