@@ -73,14 +73,19 @@ class Model:
             raise InputError(f"expected a UTF-8 text, found byte 0x{text[error.start]:02x} at offset {error.start}") from error
         if len(text) >= 2**31:
             raise InputError(f"expected a text below 2 GiB, got {len(text)} bytes")
-        n = -self._lib.llama_tokenize(self._vocab, text, len(text), None, 0, add_special, parse_special)
-        if n <= 0:
-            return np.zeros(0, np.int32)
-        ids = np.empty(n, np.int32)
+        ids = np.empty(len(text) // 2 + 16, np.int32)  # mostly enough, so that the text is tokenized once
+        n = self._tokenize(text, ids, add_special, parse_special)
+        if n < 0:
+            ids = np.empty(-n, np.int32)
+            if self._tokenize(text, ids, add_special, parse_special) != -n:
+                raise EngineError(f"llama.cpp tokenized one text to different lengths with {self.path}")
+            return ids
+        return ids[:n].copy()
+
+    def _tokenize(self, text: bytes, ids: Tokens, add_special: bool, parse_special: bool) -> int:
+        """The number of tokens, negative if the array cannot hold so many."""
         pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        if self._lib.llama_tokenize(self._vocab, text, len(text), pointer, n, add_special, parse_special) != n:
-            raise EngineError(f"llama.cpp tokenized one text to different lengths with {self.path}")
-        return ids
+        return int(self._lib.llama_tokenize(self._vocab, text, len(text), pointer, len(ids), add_special, parse_special))
 
     def token_ends(self, ids: Tokens, *, special: bool = False) -> npt.NDArray[np.int64]:
         """The byte offset in the text where each token ends, shape (n_tokens,) int64, from the pieces' lengths.
