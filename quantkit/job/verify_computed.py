@@ -110,8 +110,8 @@ def check_computed(bundle: Bundle, text: Text, protocol: Protocol, read: Mapping
     name = bundle.name(run.pairs)
     if not bundle.is_sound(name):
         return
-    if read.keys() != bundle.tiers.keys():
-        findings.note("verdicts", "not computed again: the rows of some tiers failed")
+    if read.keys() != bundle.tiers.keys() or any(failure.file.startswith("audit/") for failure in findings.failures):
+        findings.note("verdicts", "not computed again: rows or records that they are made of failed")
         return
     with findings.reading("verdicts", name, "verdicts that the rows come to"):
         rows_of = {tier: read[tier].rows for tier in order_tiers(bundle.tiers)}
