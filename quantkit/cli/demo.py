@@ -23,5 +23,5 @@ def demo(output: Path, **engine: Any) -> None:
     from quantkit.spec.protocol import load_protocol
 
     with stderr_progress() as progress:
-        result = run_ladder(_MODEL, load_protocol("demo-v1"), output, None, progress, run_options(**engine))
+        result = run_ladder(_MODEL, load_protocol("demo-v1"), output, None, progress, run_options(**engine, floors=True))
     finish_run(result)
