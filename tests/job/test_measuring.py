@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantkit.cli.main import run as run_command
 from quantkit.core.errors import InputError
 from quantkit.job.ladder import RunOptions, RunResult, audit_files
 from quantkit.job.parts import read_parquet
@@ -237,3 +238,16 @@ def test_a_frozen_protocols_run_is_no_screening(models: tuple[Path, list[Path]],
 def test_an_unknown_rule_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"expected kld_rse=0\.02"):
         parse_until(text)
+
+
+def test_the_command_line_asks_for_all_of_it(models: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, tiers = models
+    words = ["audit", str(tiers[0]), "-b", str(base), "-p", "demo-v1", "--set", "floors.n_chunk=4", "-o", str(tmp_path / "run"),
+             "--floors", "--kld-weights", "--until", "kld_rse=0.9"]
+    assert run_command(words) == 0
+    run = RunFolder(path=tmp_path / "run")
+    assert read_json(run.screening)["n_chunk"] == 32
+    assert run.floor("Q8_0").exists()
+    assert run.weights("Q8_0").exists()
+    assert "a screening until kld_rse=0.9" in (run.report / "retention.md").read_text("utf-8")
+    assert run_command(["audit", str(tiers[0]), "--ref", str(base), "-p", "demo-v1", "-o", str(tmp_path / "x"), "--floors"]) == 2
