@@ -156,6 +156,7 @@ def _evidence(data: RunData) -> Html:
     return definitions([
         ("result", code(header.result_id)), ("base", f"{base_name(header.base_file)}, {header.base_type}"),
         ("base sha256", code(header.base_sha256)), ("text sha256", code(header.corpus_sha256)),
+        *([("calibration", header.calibration)] if header.calibration else []),
         ("tokens sha256", code(header.token_ids_sha256)), ("arithmetic", f"{header.backend}, llama.cpp {header.llama_commit}"),
         ("CPU features", build["system_info"]),
         ("libraries", ", ".join(f"{name} {version}" for name, version in data.manifest["libraries"].items()))])

@@ -183,7 +183,19 @@ def _header(manifest: Mapping[str, Any], protocol: Protocol, summary: Mapping[st
         corpus_name=text["name"], corpus_sha256=text["sha256"], token_ids_sha256=text["token_ids_sha256"],
         chunk_rule=_chunk_rule(protocol, summary), n_ctx=summary["n_ctx"],
         n_chunk=numbers["n_chunk"], n_scored=numbers["n_scored"], n_article=numbers["n_article"], backend=_backend(build),
-        llama_commit=build["llama_cpp_commit"], library_version=build["llama_cpp_python"])
+        llama_commit=build["llama_cpp_commit"], library_version=build["llama_cpp_python"],
+        calibration=_calibration(manifest.get("imatrix")))
+
+
+def _calibration(facts: Mapping[str, Any] | None) -> str:
+    """The calibration text beside the one that is measured on, both by hash."""
+    if not facts:
+        return ""
+    if facts.get("given"):
+        return f"a given matrix, sha256 {facts['sha256']}; over which text is unknown"
+    shared = "; ".join(f"{o['share']:.2%} of its {o['ngram']}-grams are in {o['evaluation']}, sha256 {o['evaluation_sha256']}"
+                       for o in facts.get("overlap") or ())
+    return f"{', '.join(facts['datasets'])}, sha256 {facts['corpus_sha256']}" + (f"; {shared}" if shared else "")
 
 
 def _chunk_rule(protocol: Protocol, summary: Mapping[str, Any]) -> str:

@@ -99,6 +99,7 @@ def _md_header(header: TableHeader) -> list[str]:
                      "only with rows of the same eval_id")
     lines += [
         f"Text: {md_text(header.corpus_name)}, sha256 `{header.corpus_sha256}`; tokens sha256 `{header.token_ids_sha256}`",
+        *([f"Calibration: {md_text(header.calibration)}"] if header.calibration else []),
         f"Scored: {header.n_scored:,} tokens of {header.n_chunk} chunks of {header.n_ctx} tokens ({md_text(header.chunk_rule)}), "
         f"from {articles}",
         f"Arithmetic: {md_text(header.backend)}, llama.cpp {md_text(header.llama_commit)}, {md_text(header.library_version)}",

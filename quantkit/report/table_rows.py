@@ -19,6 +19,7 @@ class TableHeader:
         base_type: the type of most of the base's parameters, such as BF16.
         chunk_rule: in words: "all 783 chunks", "64 chunks spread over the text", "the first 16 chunks".
         backend: where the arithmetic ran, such as "CPU" or "CUDA, 33 layers".
+        calibration: the text behind the importances and what it shares with the evaluation text; "" where none were used.
         notes: what else a reader must know, such as tiers that failed.
     """
 
@@ -41,6 +42,7 @@ class TableHeader:
     backend: str
     llama_commit: str
     library_version: str
+    calibration: str = ""
     notes: tuple[str, ...] = ()
 
 

@@ -42,6 +42,7 @@ from quantkit.job.plans import resolve_tier
 from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
 from quantkit.job.rundir import read_json
 from quantkit.job.standalone import collect_to_file, quantize_to_file
+from quantkit.report.run_report import write_report
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, read_imatrix, write_imatrix
 from quantkit.spec.protocol import Protocol, load_protocol
@@ -556,6 +557,8 @@ class TestLeak:
         assert (overlap["calibration_sha256"], overlap["evaluation_sha256"]) == (calibration, evaluation)
         assert (overlap["ngram"], overlap["n_shared"], overlap["share"]) == (13, 0, 0.0)
         assert any("shares 0.00% of its 13-grams with demo-eval.txt" in note for note in listener.notes)
+        assert (f"- Calibration: demo-calibration.txt, sha256 {calibration}; 0.00% of its 13-grams are in demo-eval.txt, sha256 "
+                f"{evaluation}\n") in write_report(tmp_path / "run").markdown
         assert facts["coverage"]["Q6_K"]["n_matched"] == 40
         assert (facts["coverage"]["Q6_K"]["without_entry"], facts["coverage"]["Q6_K"]["unknown"]) == ([], [])
 
@@ -566,6 +569,7 @@ class TestLeak:
         facts = read_json(tmp_path / "run" / "manifest.json")["imatrix"]
         assert (facts["given"], facts["corpus_sha256"], facts["overlap"]) == (True, None, None)
         assert any("whether that is the text measured on is unknown" in note for note in listener.notes)
+        assert "- Calibration: a given matrix, sha256 " in write_report(tmp_path / "run").markdown
 
     def test_a_missing_evaluation_text_is_noted_where_only_a_matrix_is_collected(self, tmp_path: Path,
                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
