@@ -39,8 +39,8 @@ class ThinEntry:
 class Coverage:
     """What of a matrix a plan can use. Names are in the order of the base, unknown ones sorted. `match` is 0 to 1, more is better.
 
-    `needed` are the tensors whose type cannot be written, or could not be kept, without importances, `unused` entries of tensors that keep
-    their type.
+    `needed` are the tensors whose type cannot be written, or could not be kept, without importances, `unused` entries of
+    tensors that keep their type.
     """
 
     matched: tuple[str, ...]
