@@ -3,7 +3,7 @@
     report/ retention.md .csv .json .parquet  report.html  kld_vs_size.png .svg  ...
             <corpus>/ the same of a second and later text
 
-Nothing is computed here. What others write into the folder (speed.*, mtp.md) is left alone.
+Nothing is computed here. Beside them stand mtp.md, and what belongs to one machine and is no part of the bundle: speed.*.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from quantkit.job.fit import keep_base
 from quantkit.job.manifest import refresh_files
 from quantkit.job.rundir import RunFolder
 from quantkit.report.html import report_html
+from quantkit.report.mtp_report import read_results, write_mtp_report
 from quantkit.report.pictures import NAMES, draw_run, draw_texts
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData, read_run, read_texts
@@ -54,6 +55,8 @@ def write_report(path: Path) -> Tables:
         (run.path / name).unlink(missing_ok=True)  # a picture of what is no longer there
     for name, content in made.items():
         write_atomic(run.path / name, content)
+    if read_results(run):
+        write_mtp_report(run)
     refresh_files(run)
     texts = [made[f"report/retention.{kind}"].decode() for kind in ("md", "csv", "json")]
     return Tables(*texts)
