@@ -180,16 +180,20 @@ class WorkerPool:
             if waiting:
                 worker.send(step, command, waiting.popleft())
                 busy[worker.pipe] = worker
-        while busy:
-            for pipe in multiprocessing.connection.wait(list(busy)):
-                worker = busy[pipe]
-                kind, value = self._hear(worker)
-                if kind is Reply.ITEM:
-                    yield value
-                elif waiting:
-                    worker.send(step, command, waiting.popleft())
-                else:
-                    del busy[pipe]
+        try:
+            while busy:
+                for pipe in multiprocessing.connection.wait(list(busy)):
+                    worker = busy[pipe]
+                    kind, value = self._hear(worker)
+                    if kind is Reply.ITEM:
+                        yield value
+                    elif waiting:
+                        worker.send(step, command, waiting.popleft())
+                    else:
+                        del busy[pipe]
+        finally:
+            if busy:  # the caller stopped listening: what is still to come must not answer the next command
+                self.kill()
 
     def kill(self) -> None:
         """End every process; the next command starts new ones."""

@@ -38,6 +38,15 @@ def test_every_task_is_done_once_by_whichever_worker_is_free(tmp_path: Path) -> 
         assert len(set(pool.broadcast("pid", commands.pid))) == 2
 
 
+def test_a_stream_that_is_left_early_leaves_no_answer_behind(tmp_path: Path) -> None:
+    with WorkerPool(2, tmp_path) as pool:
+        stream = pool.stream("count", commands.count, [{"n": 5}] * 4)
+        assert next(stream) == 0
+        del stream
+        assert pool.call("add", commands.add, a=2, b=3) == 5
+        assert sorted(pool.stream("count", commands.count, [{"n": 2}])) == [0, 1]
+
+
 def test_an_error_of_ours_arrives_as_it_was_raised(tmp_path: Path) -> None:
     with WorkerPool(1, tmp_path) as pool:
         with pytest.raises(InputError, match="expected nothing, got a call"):
