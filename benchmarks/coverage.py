@@ -250,7 +250,8 @@ def outside(cells: Cells, low: float = 93.0, high: float = 97.0) -> list[str]:
     found = []
     for key, cell in cells.items():
         shares = cell.shares()
-        if shares and not key.line.startswith("kld, ") and not key.line.endswith(_NOT_PUBLISHED) and not low <= float(np.mean(shares)) <= high:
+        is_published = not key.line.startswith("kld, ") and not key.line.endswith(_NOT_PUBLISHED)
+        if shares and is_published and not low <= float(np.mean(shares)) <= high:
             found.append(f"{key.line}, {key.design}: {np.mean(shares):.1f}")
     return found
 
