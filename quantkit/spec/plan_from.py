@@ -135,12 +135,16 @@ def _has_mix(type_name: str) -> bool:
 
 
 def _ftype(model: ModelInfo, default: str) -> str:
-    """The file's own ftype; where it is unknown, or of a float type that allows no others, the first of the default type."""
+    """The file's own ftype; where it is unknown, or of a float type, the first of the type that most quantized matrices have.
+
+    In a file of a float ftype llama.cpp ignores all tensor types, so several float types need the name of a quantized one.
+    """
     own = FTYPES.get(model.ftype_name or "")
     if own is not None and own.default_type and TENSOR_TYPES[own.default_type].is_quantized:
         return own.name
-    quantized = [share.type for share in type_shares(_free_tensors(model)) if TENSOR_TYPES[share.type].is_quantized]
-    wanted = quantized[0] if quantized else default
+    types = [share.type for share in type_shares(_free_tensors(model))]
+    quantized = [type_ for type_ in types if TENSOR_TYPES[type_].is_quantized]
+    wanted = (quantized or [default if len(types) < 2 else "Q8_0"])[0]
     return next(ftype.name for ftype in FTYPES.values() if ftype.default_type == wanted)
 
 

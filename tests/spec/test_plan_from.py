@@ -46,6 +46,14 @@ def test_law_of_giving_the_file_again(data: st.DataObject, n_nextn: int, n_exper
     assert differences(model, plan) == []
 
 
+def test_a_file_of_two_float_types_can_be_made_again() -> None:
+    base = tiny(n_block=3)
+    model = quantized(base, {"blk.2.ffn_down.weight": "F32"}, default="BF16")
+    plan = apply_to_base(extract_protocol(model, TEMPLATE), base)
+    assert as_mapping(plan.rows) == {t.name: t.type.name for t in model.header.tensors}
+    assert plan.ftype == "Q8_0"
+
+
 def test_what_all_blocks_share_is_one_glob_and_runs_are_ranges() -> None:
     base = tiny(n_block=6, n_nextn=1)
     types = {f"blk.{i}.attn_v.weight": "Q6_K" for i in range(7)}
