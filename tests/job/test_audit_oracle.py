@@ -132,3 +132,10 @@ def test_a_vocabulary_that_adds_bos(oracle: dict[str, Any], moe_model: Path, wik
     ppl = perplexity(tmp_path / "run", moe_model, ["eval.n_chunk=4"])
     assert ppl == pytest.approx(expected["ppl_exact"], rel=ON_PPL)
     assert ppl == pytest.approx(expected["ppl_llama_perplexity"], rel=ON_PPL)
+
+
+def test_a_real_model_of_another_tokenizer(oracle: dict[str, Any], smollm2: Path, wiki_test: Path, tmp_path: Path) -> None:
+    expected = oracle["smollm2"]
+    assert len(tokens_of(smollm2, wiki_test.read_bytes())) == expected["n_tokens"]
+    ppl = perplexity(tmp_path / "run", smollm2, [f"eval.n_chunk={expected['n_chunk']}"])
+    assert ppl == pytest.approx(expected["ppl_exact"], rel=ON_PPL)
