@@ -27,7 +27,7 @@ from quantkit.job.evaluation import Subject, context_settings
 from quantkit.job.memory import free_memory_bytes
 from quantkit.job.mtp_prompts import Prompt, choose_prompts
 from quantkit.job.mtp_result import Measured, not_applicable, result_of, speed_of
-from quantkit.job.mtp_runs import ArmFiles, Arms, Runs, find_forks, run_greedy, run_sampled
+from quantkit.job.mtp_runs import ArmFiles, Arms, Runs, find_forks, open_arms, run_greedy, run_sampled
 from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.measure.acceptance import count_acceptance
@@ -218,12 +218,9 @@ class _Check:
         return measured
 
     def _arms(self, head: Subject | None, prompts: Sequence[Prompt], *, together: bool, n_warmup: int | None = None) -> Arms:
-        spec, trunk = self._spec, self._candidate.trunk
-        files = ArmFiles(name=self._candidate.name, trunk=trunk.path, head=head.path if head else None, settings=self._settings,
-                         offload=self._options.offload, n_draft_max=max(spec.n_draft))
-        warm_up = {"prompt": prompts[0].tokens, "n_predict": spec.n_predict, "sampler": prompts[0].sampler(spec)}
-        return Arms(files, self._plain, self._drafting, together=together, warm_up=warm_up,
-                    n_warmup=spec.n_warmup if n_warmup is None else n_warmup)
+        files = ArmFiles(name=self._candidate.name, trunk=self._candidate.trunk.path, head=head.path if head else None,
+                         settings=self._settings, offload=self._options.offload, n_draft_max=max(self._spec.n_draft))
+        return open_arms(files, self._spec, prompts[0], self._plain, self._drafting, together=together, n_warmup=n_warmup)
 
     def _accept(self, arms: Arms, prompts: Sequence[Prompt], *, prompt_to_head: bool = True) -> Acceptance:
         """Sampled runs with the longest draft, once, for their counts alone."""

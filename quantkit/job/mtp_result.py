@@ -40,6 +40,7 @@ from quantkit.spec.speed_records import DraftSpeed, Machine, PlainSpeed, SpeedRe
 SPEED_FILE = "report/speed.json"
 
 Times = npt.NDArray[np.float64]
+_Timed = Sequence[tuple[Prompt, Sequence[Generation]]]
 _N_SAMPLED_ROWS = 32
 
 
@@ -117,13 +118,28 @@ def speed_of(found: Measured, spec: MtpSpec, *, check_id: str) -> SpeedResult:
     best = max(paying, key=lambda d: d.speedup.value or 0.0).n_draft if paying else 0
     timed = [d for d in drafts if d.speedup.value is not None]
     return SpeedResult(
-        check_id=check_id, tier=found.name, file=found.trunk.path.name, machine=_machine(found), n_prompt=len(found.kept()),
-        n_voided=len(found.voided), repeats=spec.repeats, n_warmup=spec.n_warmup,
-        sampling=f"temperature {spec.temperature:g}, top_k {spec.top_k}, top_p {spec.top_p:g}, min_p {spec.min_p:g}",
-        plain=PlainSpeed(
-            prompt_tokens_per_s=_prompt_rate(found, 0), decode_tokens_per_s=_decode_rate(found, 0),
-            peak_memory_bytes=found.plain_peak_bytes, noise=against_itself(_seconds_a_token(found, 0))),
-        drafts=drafts, draft_peak_memory_bytes=found.draft_peak_bytes, best_n_draft=best if timed else None)
+        check_id=check_id, tier=found.name, file=found.trunk.path.name, machine=machine_of(found.build, found.settings),
+        n_prompt=len(found.kept()), n_voided=len(found.voided), repeats=spec.repeats, n_warmup=spec.n_warmup,
+        sampling=sampling_words(spec), plain=plain_speed(found.prompts, found.sampled, found.plain_peak_bytes), drafts=drafts,
+        draft_peak_memory_bytes=found.draft_peak_bytes, best_n_draft=best if timed else None)
+
+
+def plain_speed(prompts: Sequence[Prompt], sampled: Runs, peak_bytes: int) -> PlainSpeed:
+    """The trunk alone, over every prompt: what a text says does not change how long the trunk takes for it."""
+    runs = [(prompt, sampled.found[0, prompt.index]) for prompt in prompts]
+    return PlainSpeed(prompt_tokens_per_s=_prompt_rate(runs), decode_tokens_per_s=_decode_rate(runs), peak_memory_bytes=peak_bytes,
+                      noise=against_itself(_seconds_a_token(runs)))
+
+
+def sampling_words(spec: MtpSpec) -> str:
+    """How tokens were chosen."""
+    return f"temperature {spec.temperature:g}, top_k {spec.top_k}, top_p {spec.top_p:g}, min_p {spec.min_p:g}"
+
+
+def machine_of(build: BuildFacts, settings: ContextSettings) -> Machine:
+    """This machine, as the times name it."""
+    return Machine(processor=host_facts()["cpu"], n_cores=n_cores(), n_threads=settings.n_threads, backend=build.backend,
+                   llama_cpp_commit=build.llama_cpp_commit, system_info=build.system_info)
 
 
 def head_facts(subject: Subject) -> HeadFacts:
@@ -199,47 +215,41 @@ def _prompt_records(found: Measured, spec: MtpSpec) -> tuple[PromptRecord, ...]:
 def _draft_speed(found: Measured, n_draft: int) -> DraftSpeed:
     kept = found.kept()
     counts = count_acceptance([found.sampled.steps(n_draft, p) for p in kept], n_draft)
-    plain, drafted = _seconds_a_token(found, 0), _seconds_a_token(found, n_draft)
-    cost = paired_ratio(_seconds_a_step(found, n_draft), plain).value
+    plain, drafted = _kept_runs(found, 0), _kept_runs(found, n_draft)
+    cost = paired_ratio(_seconds_a_step(drafted), _seconds_a_token(plain)).value
     return DraftSpeed(
-        n_draft=n_draft, prompt_tokens_per_s=_prompt_rate(found, n_draft), decode_tokens_per_s=_decode_rate(found, n_draft),
-        speedup=paired_ratio(plain, drafted),
-        wall_speedup=paired_ratio(_seconds_a_token(found, 0, wall=True), _seconds_a_token(found, n_draft, wall=True)),
+        n_draft=n_draft, prompt_tokens_per_s=_prompt_rate(drafted), decode_tokens_per_s=_decode_rate(drafted),
+        speedup=paired_ratio(_seconds_a_token(plain), _seconds_a_token(drafted)),
+        wall_speedup=paired_ratio(_seconds_a_token(plain, wall=True), _seconds_a_token(drafted, wall=True)),
         step_cost=cost, mean_accepted_len=counts.mean_accepted_len, acceptance_rate=counts.acceptance_rate,
         break_even_acceptance=None if cost is None else break_even_acceptance(cost, n_draft))
 
 
-def _runs_of(found: Measured, n_draft: int) -> list[list[Generation]]:
-    return [found.sampled.found[n_draft, prompt] for prompt in found.kept()]
+def _kept_runs(found: Measured, n_draft: int) -> _Timed:
+    """Prompts that count, each with the runs of one way."""
+    return [(p, found.sampled.found[n_draft, p.index]) for p in found.prompts if p.index not in found.voided]
 
 
-def _seconds_a_token(found: Measured, n_draft: int, *, wall: bool = False) -> Times:
+def _seconds_a_token(timed: _Timed, *, wall: bool = False) -> Times:
     """(n_prompt, n_repeat), decoding alone or with the prompt."""
-    return _times([[(run.t_decode_s + (run.t_prompt_s if wall else 0.0)) / len(run.tokens) for run in runs]
-                   for runs in _runs_of(found, n_draft)])
+    return _times([[(run.t_decode_s + (run.t_prompt_s if wall else 0.0)) / len(run.tokens) for run in runs] for _, runs in timed])
 
 
-def _seconds_a_step(found: Measured, n_draft: int) -> Times:
-    return _times([[run.t_decode_s / len(run.steps) for run in runs] for runs in _runs_of(found, n_draft)])
+def _seconds_a_step(timed: _Timed) -> Times:
+    return _times([[run.t_decode_s / len(run.steps) for run in runs] for _, runs in timed])
 
 
-def _decode_rate(found: Measured, n_draft: int) -> float | None:
-    runs = _runs_of(found, n_draft)
-    return rate(np.array([len(prompt[0].tokens) for prompt in runs], np.int64),
-                _times([[run.t_decode_s for run in prompt] for prompt in runs]))
+def _decode_rate(timed: _Timed) -> float | None:
+    return rate(np.array([len(runs[0].tokens) for _, runs in timed], np.int64),
+                _times([[run.t_decode_s for run in runs] for _, runs in timed]))
 
 
-def _prompt_rate(found: Measured, n_draft: int) -> float | None:
+def _prompt_rate(timed: _Timed) -> float | None:
     """Of the prompts without their last token, which belongs to the decoding."""
-    n_tokens = np.array([len(p.tokens) - 1 for p in found.prompts if p.index not in found.voided], np.int64)
-    return rate(n_tokens, _times([[run.t_prompt_s for run in prompt] for prompt in _runs_of(found, n_draft)]))
+    return rate(np.array([len(prompt.tokens) - 1 for prompt, _ in timed], np.int64),
+                _times([[run.t_prompt_s for run in runs] for _, runs in timed]))
 
 
 def _times(rows: list[list[float]]) -> Times:
     """(n_prompt, n_repeat) float64; without prompts one empty column."""
     return np.array(rows, np.float64) if rows else np.zeros((0, 1))
-
-
-def _machine(found: Measured) -> Machine:
-    return Machine(processor=host_facts()["cpu"], n_cores=n_cores(), n_threads=found.settings.n_threads,
-                   backend=found.build.backend, llama_cpp_commit=found.build.llama_cpp_commit, system_info=found.build.system_info)

@@ -111,6 +111,14 @@ class Arms:
         return pool
 
 
+def open_arms(files: ArmFiles, spec: MtpSpec, first: Prompt, plain: WorkerPool, drafting: WorkerPool, *, together: bool = True,
+              n_warmup: int | None = None) -> Arms:
+    """The two ways of some files, warmed up by the first prompt as often as the protocol says, or `n_warmup` times."""
+    warm_up = {"prompt": first.tokens, "n_predict": spec.n_predict, "sampler": first.sampler(spec)}
+    return Arms(files, plain, drafting, together=together, warm_up=warm_up,
+                n_warmup=spec.n_warmup if n_warmup is None else n_warmup)
+
+
 def schedule(n_prompt: int, arms: Sequence[int], repeats: int, *, together: bool) -> Iterator[Turn]:
     """Every arm of every prompt in every repeat, the order of the arms turned around every other time.
 

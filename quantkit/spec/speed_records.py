@@ -21,7 +21,11 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSpeed:
-    """The trunk alone. `noise` is its speed against itself: what a ratio of 1 looks like on this machine today."""
+    """The trunk alone, over every prompt, the voided ones too: what a text says does not change how long the trunk takes for it.
+
+    prompt_tokens_per_s, decode_tokens_per_s: tokens / s over all prompts and repeats. peak_memory_bytes: of the process, pages
+    mapped from the model file included. noise: its speed against itself: what a ratio of 1 looks like on this machine today.
+    """
 
     prompt_tokens_per_s: float | None
     decode_tokens_per_s: float | None
