@@ -70,6 +70,9 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 a check said no, 2 wrong input, 3 this machine cannot."""
+    if arguments is None and sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        # a locale of ASCII alone takes file names apart; the mode can only be chosen at the start, and workers inherit it
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONUTF8": "1"})
     sys.exit(run(arguments))
 
 

@@ -10,12 +10,13 @@ NONE. The sizes are read from the log: the cache's own buffers are empty then an
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import EngineError
+from quantkit.core.errors import EngineError, GgufError
 from quantkit.core.units import MIB
 from quantkit.engine.library import load_library, tap
 from quantkit.engine.worker import WorkerState
@@ -39,17 +40,39 @@ def simulate(state: WorkerState, path: Path, n_ctx: Sequence[int], kv_type: str,
     """
     state.close()
     lib = load_library()
-    params = lib.llama_model_default_params()
-    params.no_alloc = True
-    params.load_mode = _LOAD_MODE_NONE
-    params.n_gpu_layers = 0
-    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    model = _load_empty(lib, path)
     if not model:
         raise EngineError(f"llama.cpp cannot simulate {path}: {tap.last_error()}")
     try:
         return [_simulate_context(lib, model, path, n, kv_type, n_ubatch) for n in n_ctx]
     finally:
         lib.llama_model_free(model)
+
+
+def require_loadable(state: WorkerState, path: Path) -> None:
+    """Command: let the library read a model's header and tensor table as it would to run it; takes no memory for tensors.
+
+    A tensor too many or too few is noticed by nobody else: the library quantizes such a file and refuses the result.
+
+    Raises:
+        GgufError: it would not load; holds the library's words.
+    """
+    state.close()
+    lib = load_library()
+    model = _load_empty(lib, path)
+    if not model:
+        raise GgufError(f"{path}: llama.cpp cannot load it ({tap.last_error()}): convert the model again, with the converter that "
+                        "belongs to this llama.cpp")
+    lib.llama_model_free(model)
+
+
+def _load_empty(lib: Any, path: Path) -> Any:
+    """A model without weights; null where the library refuses the file."""
+    params = lib.llama_model_default_params()
+    params.no_alloc = True
+    params.load_mode = _LOAD_MODE_NONE
+    params.n_gpu_layers = 0
+    return lib.llama_model_load_from_file(os.fsencode(path), params)
 
 
 def _simulate_context(lib: Any, model: Any, path: Path, n_ctx: int, kv_type: str, n_ubatch: int) -> ContextMemory:

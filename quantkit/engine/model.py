@@ -7,6 +7,7 @@ recurrent models (llama.cpp#29002), and a state left over from the chunk before 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Model:
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
         self.handle: Any = (_load_splits(lib, splits, params) if splits
-                            else lib.llama_model_load_from_file(str(path).encode(), params))
+                            else lib.llama_model_load_from_file(os.fsencode(path), params))
         if not self.handle:
             raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}")
         self._vocab = lib.llama_model_get_vocab(self.handle)
@@ -234,5 +235,5 @@ def _tensor_split(lib: Any, shares: tuple[float, ...]) -> Any:
 
 
 def _load_splits(lib: Any, paths: Sequence[Path], params: Any) -> Any:
-    names = (ctypes.c_char_p * len(paths))(*(str(path).encode() for path in paths))
+    names = (ctypes.c_char_p * len(paths))(*(os.fsencode(path) for path in paths))
     return lib.llama_model_load_from_splits(names, len(paths), params)

@@ -6,6 +6,7 @@ The library writes a zero header first and the real one last, so callers give a 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -92,7 +93,7 @@ def dry_run(state: WorkerState, *, source: Path, ftype: int, imatrix_names: tupl
     arguments.params.dry_run = True
     tap.all_lines = []
     try:
-        status = lib.llama_model_quantize(str(source).encode(), b"", ctypes.byref(arguments.params))
+        status = lib.llama_model_quantize(os.fsencode(source), b"", ctypes.byref(arguments.params))
         lines = tap.all_lines
     finally:
         tap.all_lines = None
@@ -127,7 +128,7 @@ def quantize(state: WorkerState, *, source: Path, target: Path, ftype: int, n_th
     status: list[int] = []
 
     def run() -> None:
-        status.append(lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(arguments.params)))
+        status.append(lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(arguments.params)))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -152,7 +153,7 @@ def dequantize(state: WorkerState, *, source: Path, target: Path, n_threads: int
     lib = load_library()
     arguments = Arguments(lib, ftype=_ALL_F32, n_threads=n_threads, patterns={}, imatrix={}, metadata={})
     arguments.params.allow_requantize = True
-    if lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(arguments.params)) != 0:
+    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(arguments.params)) != 0:
         raise EngineError(f"llama.cpp cannot write {source.name} as F32: {tap.last_error()}")
 
 

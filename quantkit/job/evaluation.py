@@ -152,11 +152,22 @@ def read_subject(path: Path, name: str) -> Subject:
 
     Raises:
         GgufError: the header is not sound.
+        InputError: the file's name is not UTF-8, so that no record could hold it.
     """
+    _require_utf8(path)
     model = describe_model(read_header(path))
     parts = [sha256_file(part) for part in model.header.parts]
     whole = parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
     return Subject(name=name, model=model, sha256=whole)
+
+
+def _require_utf8(path: Path) -> None:
+    """Refuse a name that Python could only hold as surrogates: no JSON and no table takes those."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected a file name in UTF-8, got {path.name!a}: rename the file, for results are named after "
+                         "it") from error
 
 
 def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject | None, tier: Subject) -> None:
