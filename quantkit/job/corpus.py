@@ -49,6 +49,21 @@ def find_corpus(corpus: Corpus, explicit: Path | None = None) -> Path:
     Raises:
         CorpusError: as `read_corpus`.
     """
+    found = locate_corpus(corpus, explicit)
+    if found is not None:
+        return found
+    cache = cache_folder()
+    assert cache is not None  # or nothing could be fetched
+    write_atomic(cache / corpus.file, _fetch(corpus))
+    return cache / corpus.file
+
+
+def locate_corpus(corpus: Corpus, explicit: Path | None = None) -> Path | None:
+    """The file of a text on this machine, hash checked; None where it would be fetched from the hub into the cache.
+
+    Raises:
+        CorpusError: as `read_corpus`, but for what the hub says.
+    """
     if explicit is not None:
         path = explicit / corpus.file if explicit.is_dir() else explicit
         if not path.is_file():
@@ -67,8 +82,7 @@ def find_corpus(corpus: Corpus, explicit: Path | None = None) -> Path:
     if cached is None:
         raise CorpusError(f"expected a cache folder for the text {corpus.name}, found neither XDG_CACHE_HOME nor a home folder: "
                           f"set one of them, or set {FOLDER_VARIABLE} to a folder that holds {corpus.file}")
-    write_atomic(cached, _fetch(corpus))
-    return cached
+    return None
 
 
 def cache_folder() -> Path | None:

@@ -126,22 +126,36 @@ def open_run(path: Path, protocol: Protocol) -> Iterator[RunFolder]:
         RunLocked: another process works in it.
         InputError: it holds a run of another protocol, or files that are no run at all.
     """
-    if path.exists() and not path.is_dir():
-        raise InputError(f"expected a folder for the run, found the file {path}: choose another path")
+    refuse_foreign_folder(path)
     run = RunFolder(path=path)
-    if path.exists() and not run.protocol.exists() and any(p.name != ".lock" and not p.name.startswith(".protocol.toml.")
-                                                          for p in path.iterdir()):
-        raise InputError(f"expected an empty folder or a run of quantkit, found other files in {path}: choose another folder")
     with FolderLock(path):
         remove_leftovers(path)
         if run.protocol.exists():
-            _check_protocol(run, protocol)
+            check_protocol(run, protocol)
         else:
             write_atomic(run.protocol, write_protocol(protocol))
         yield run
 
 
-def _check_protocol(run: RunFolder, protocol: Protocol) -> None:
+def refuse_foreign_folder(path: Path) -> None:
+    """Refuse a path that no run can be at.
+
+    Raises:
+        InputError: it is a file, or a folder with files that are no run.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"expected a folder for the run, found the file {path}: choose another path")
+    if path.exists() and not RunFolder(path=path).protocol.exists() and any(
+            p.name != ".lock" and not p.name.startswith(".protocol.toml.") for p in path.iterdir()):
+        raise InputError(f"expected an empty folder or a run of quantkit, found other files in {path}: choose another folder")
+
+
+def check_protocol(run: RunFolder, protocol: Protocol) -> None:
+    """Refuse a run of another protocol.
+
+    Raises:
+        InputError: names both.
+    """
     held = load_protocol(run.protocol)
     if held.protocol_id != protocol.protocol_id:
         raise InputError(f"{run.path} holds a run of protocol {held.name} ({held.protocol_id[:12]}), not of {protocol.name} "

@@ -22,7 +22,7 @@ from quantkit.spec.protocol import PlanSpec, Tier
 from quantkit.spec.quantizable import MAX_DIMS, READABLE_SOURCES, kept_reason, n_dims, needs_imatrix
 from quantkit.spec.tensor_types import FALLBACKS, FTYPES, TENSOR_TYPES
 
-__all__ = ["Override", "Plan", "PlanRow", "as_mapping", "resolve_plan", "stock_plan"]
+__all__ = ["Override", "Plan", "PlanRow", "as_mapping", "require_base", "resolve_plan", "stock_plan"]
 
 # The nearest type above that needs no importances; Q2_K itself needs them inside a Q2_K_S file.
 _WITHOUT_IMATRIX = {"IQ1_S": "Q2_K", "IQ1_M": "Q2_K", "IQ2_XXS": "Q2_K", "IQ2_XS": "Q2_K", "IQ2_S": "Q2_K", "IQ3_XXS": "Q3_K",
@@ -47,7 +47,7 @@ def resolve_plan(model: ModelInfo, tier: Tier, spec: PlanSpec, imatrix: Mapping[
         ImatrixError: an entry whose length is not the tensor's ne0 * ne2.
         GgufError: the base contradicts itself.
     """
-    _check_base(model)
+    require_base(model)
     choices = choose_types(model, tier, spec)
     return _finish(model, tier, choices, imatrix, fail_on_change=spec.on_substitute == "fail")
 
@@ -67,7 +67,7 @@ def stock_plan(model: ModelInfo, tier: Tier, types: Mapping[str, str], imatrix: 
     Raises:
         PlanError, ImatrixError, GgufError: as `resolve_plan`.
     """
-    _check_base(model)
+    require_base(model)
     if missing := [t.name for t in model.header.tensors if t.name not in types]:
         raise PlanError(f"tier {tier.name}: expected a type for every tensor from the dry run, got none for {_names(missing)}")
     choices = {}
@@ -81,7 +81,13 @@ def stock_plan(model: ModelInfo, tier: Tier, types: Mapping[str, str], imatrix: 
     return _finish(model, tier, choices, imatrix, fail_on_change=on_substitute == "fail", mix=FTYPES[tier.ftype].default_type)
 
 
-def _check_base(model: ModelInfo) -> None:
+def require_base(model: ModelInfo) -> None:
+    """Refuse a file that no tier can be made from, whatever the plan.
+
+    Raises:
+        GgufError: it contradicts itself.
+        PlanError: its alignment is not 32, it is quantized already, or of a type that llama.cpp cannot quantize from.
+    """
     require_consistent(model)
     if model.header.alignment != ALIGNMENT:
         raise PlanError(f"expected general.alignment = {ALIGNMENT} in {model.header.path}, got {model.header.alignment}: "

@@ -57,6 +57,16 @@ class Ranked(NamedTuple):
     label: str
 
 
+class RuleUse(NamedTuple):
+    """What a rule came to: how many tensors it reaches, and of how many it decides the type."""
+
+    label: str
+    rule: Rule
+    is_own: bool
+    n_reached: int
+    n_decided: int
+
+
 def bits(type_name: str) -> float:
     """Bits per weight of a tensor type, for comparing two."""
     tensor_type = TENSOR_TYPES[type_name]
@@ -93,6 +103,21 @@ def choose_types(model: ModelInfo, tier: Tier, spec: PlanSpec) -> dict[str, Choi
     choices = {name: raise_gate(name, _choose(name, rules, model, tier)) for name, rules in matches.items()
                if name not in by_mtp}
     return choices | {name: raise_gate(name, Choice(spec.mtp_type, "mtp_type", True)) for name in by_mtp}
+
+
+def count_rule_uses(model: ModelInfo, tier: Tier, spec: PlanSpec) -> list[RuleUse]:
+    """Every rule of a tier with what it came to, those that hold in every tier first.
+
+    A floor below the type that a tensor has anyway decides nothing, and neither does a rule that a higher rank overrules.
+
+    Raises:
+        PlanError: as `choose_types`.
+    """
+    choices = choose_types(model, tier, spec)
+    named = [name for name, choice in choices.items() if choice.rule != "mtp_type"]
+    decided = [re.sub(r"^gate floor \S+, above | \(tied: the embedding is the output\)$", "", choices[name].rule) for name in named]
+    return [RuleUse(label=ranked.label, rule=ranked.rule, is_own=ranked.rank > 0, n_decided=decided.count(ranked.label),
+                    n_reached=sum(_matches(ranked.rule, name, model) for name in named)) for ranked in _ranked(tier, spec)]
 
 
 def _ranked(tier: Tier, spec: PlanSpec) -> Iterator[Ranked]:
