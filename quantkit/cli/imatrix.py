@@ -62,8 +62,9 @@ def collect(base: Path, protocol: str, settings: tuple[str, ...], output: Path, 
 def merge(first: Path, second: Path, output: Path, force: bool) -> None:
     """Add the sums and counts of A and B, two matrices of one model over different texts."""
     from quantkit.core.files import refuse_overwrite
+    from quantkit.job.foreign import read_imatrix
     from quantkit.spec.imatrix_file import merge as merge_matrices
-    from quantkit.spec.imatrix_file import read_imatrix, write_imatrix
+    from quantkit.spec.imatrix_file import write_imatrix
 
     refuse_overwrite(output, [first, second], force=force)
     merged = merge_matrices(read_imatrix(first), read_imatrix(second))

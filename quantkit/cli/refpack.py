@@ -21,6 +21,8 @@ def refpack() -> None:
 @base_option
 @protocol_options
 @click.option("-o", "--output", required=True, type=PATH, help="The pack, in safetensors format.")
+@click.option("--text", metavar="NAME", default="",
+              help="Which of the protocol's texts: each has a pack of its own, the search's second text as well [default: the first].")
 @click.option("--workers", "n_workers", type=click.IntRange(0), default=0,
               help="Worker processes [default: cores / the protocol's threads].")
 @click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked.")
@@ -28,7 +30,7 @@ def refpack() -> None:
 @click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split.")
 @click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, n_workers: int, corpus: Path | None, n_gpu_layers: int,
+def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, text: str, n_workers: int, corpus: Path | None, n_gpu_layers: int,
          main_gpu: int, tensor_split: str, force: bool) -> None:
     """Run the BF16 file once over the protocol's text and keep the head of every distribution; goes on where it was killed."""
     from quantkit.job.refpack import describe_size, make_refpack
@@ -36,7 +38,7 @@ def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, n_w
 
     loaded = load_protocol(protocol, settings)
     with stderr_progress() as progress:
-        pack = make_refpack(base, loaded, output, progress, corpus=corpus, n_workers=n_workers, force=force,
+        pack = make_refpack(base, loaded, output, progress, corpus=corpus, n_workers=n_workers, force=force, name=text,
                             offload=read_offload(n_gpu_layers, main_gpu, tensor_split))
     click.echo(f"{output}: {describe_size(pack)}")
 
@@ -46,11 +48,10 @@ def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, n_w
 @format_option
 def show(pack: Path, output_format: str) -> None:
     """What PACK holds and what it can be used with; every hash in it is checked."""
+    from quantkit.job.foreign import open_refpack
     from quantkit.job.refpack import describe_size
-    from quantkit.spec.refpack_file import Refpack
 
-    opened = Refpack(pack)
-    opened.check_rows()
+    opened = open_refpack(pack, check_rows=True)
     facts, rows = opened.facts, opened.content.rows
     lines: list[list[str | int | float | None]] = [
         ["protocol", facts.protocol_name], ["eval_id", facts.eval_id], ["base", facts.base.file],

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from quantkit.core.errors import ImatrixError
 from quantkit.core.files import is_same_file, sha256_file
+from quantkit.job.foreign import read_imatrix
 from quantkit.job.imatrix import collection_targets
 from quantkit.measure.importance import TensorImportance, describe_importances
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.imatrix_file import Imatrix, base_names, read_imatrix
+from quantkit.spec.imatrix_file import Imatrix, base_names
 from quantkit.spec.model import describe_model
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.quantizer import dry_run
+from quantkit.job.foreign import read_imatrix
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.imatrix_file import read_imatrix
 from quantkit.spec.model import ModelInfo, describe_model
 from quantkit.spec.plan import Plan, resolve_plan, stock_plan
 from quantkit.spec.protocol import Protocol, Tier

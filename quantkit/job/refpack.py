@@ -21,15 +21,16 @@ from quantkit.job.evaluation import (
     choose_offload,
     context_settings,
     default_workers,
-    only_corpus,
     prepare_evaluation,
     read_subject,
 )
+from quantkit.job.foreign import open_refpack
 from quantkit.job.imatrix_state import state_beside
 from quantkit.job.manifest import base_facts
 from quantkit.job.memory import bound_of_one
 from quantkit.job.progress import Progress
 from quantkit.job.refpack_parts import SUFFIX, ChunkFolder
+from quantkit.job.refpack_texts import of_text
 from quantkit.measure.refpack import HeadRule
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.model import describe_model
@@ -50,15 +51,20 @@ _N_PARTS = 3  # numbers, heads, tails
 
 
 def make_refpack(base_path: Path, protocol: Protocol, target: Path, progress: Progress, *, corpus: Path | None = None,
-                 n_workers: int = 0, offload: Offload = Offload(), force: bool = False) -> Refpack:  # noqa: B008 - frozen
+                 n_workers: int = 0, offload: Offload = Offload(), force: bool = False,  # noqa: B008 - frozen
+                 name: str = "") -> Refpack:
     """Write a reference pack; a hidden folder beside the target lets a killed run go on, and goes when it is done.
+
+    Args:
+        name: of the protocol's text that the pack is of; "" is the first. Of the search's second text all chunks are packed.
 
     Raises:
         InputError, GgufError, CorpusError: an input is not what it must be, or the target may not be written.
         EngineError, EngineCrash: base cannot be run; what is done stays done.
         RunLocked: another process makes the same pack.
     """
-    text_spec = only_corpus(protocol)
+    protocol = of_text(protocol, name or protocol.eval.corpora[0])
+    text_spec = protocol.corpus(name or protocol.eval.corpora[0])
     refuse_overwrite(target, [*read_header(base_path).parts, *([corpus] if corpus else [])], force=force)
     describe_model(read_header(base_path))  # before any hashing
     text = read_corpus(text_spec, corpus)
@@ -66,11 +72,11 @@ def make_refpack(base_path: Path, protocol: Protocol, target: Path, progress: Pr
     n_workers = n_workers or default_workers(context_settings(protocol.eval), offload)
     with state_beside(target, SUFFIX) as folder, WorkerPool(n_workers, folder / "logs") as pool:
         base = read_subject(base_path, "base")
-        evaluation = prepare_evaluation(pool, protocol, base, text, offload)
+        evaluation = prepare_evaluation(pool, protocol, base, text, offload, text_spec)
         parts = ChunkFolder(folder / _work_id(protocol, base, evaluation), _N_PARTS)
         n_vocab = _encode_missing(pool, protocol, base, evaluation, parts, progress)
         _assemble(target, protocol, base, evaluation, n_vocab, parts)
-    pack = Refpack(target)
+    pack = open_refpack(target)
     progress.note(f"reference pack: {describe_size(pack)}")
     return pack
 
@@ -92,7 +98,8 @@ def head_rule(protocol: Protocol) -> HeadRule:
 def _work_id(protocol: Protocol, base: Subject, evaluation: Evaluation) -> str:
     """Of everything that the bytes of a chunk depend on."""
     return sha256_json({
-        "version": REFPACK_VERSION, "base": base.sha256, "eval_id": protocol.eval_id, "tokens": evaluation.token_ids_sha256,
+        "version": REFPACK_VERSION, "base": base.sha256, "eval_id": protocol.eval_id,
+        "text": evaluation.corpus.sha256, "tokens": evaluation.token_ids_sha256,
         "refpack": dataclasses.asdict(protocol.refpack), "build": dataclasses.asdict(evaluation.build),
         "offload": dataclasses.asdict(evaluation.offload),
     })

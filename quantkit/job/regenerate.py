@@ -33,6 +33,7 @@ from quantkit.job.audit import AuditOptions, audit
 from quantkit.job.compare_files import TensorDifference, compare_tensors
 from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import Subject, context_settings, default_workers, prepare_evaluation, read_subject
+from quantkit.job.foreign import read_imatrix
 from quantkit.job.mtp_ladder import write_tier
 from quantkit.job.parts import Rows, read_parquet
 from quantkit.job.plans import resolve_tier
@@ -42,7 +43,6 @@ from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.tensor_check import ERROR_BOUNDS
 from quantkit.job.verify_findings import Findings
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.imatrix_file import read_imatrix
 from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 

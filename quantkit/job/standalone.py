@@ -11,13 +11,14 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.job.calibration import Overlap, importance_notes, read_overlaps
 from quantkit.job.corpus import find_corpus, read_corpus
 from quantkit.job.evaluation import n_cores, read_subject
+from quantkit.job.foreign import read_imatrix
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.imatrix_state import state_beside
 from quantkit.job.plans import resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import QuantizedTier, prepare_importances, quantize_tier
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.imatrix_file import Imatrix, read_imatrix
+from quantkit.spec.imatrix_file import Imatrix
 from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantkit.core.stats import group_by
-from quantkit.engine.pool import WorkerPool
 from quantkit.job.pairs import compute_slices, compute_verdicts, order_tiers
+from quantkit.job.parts import read_parquet
 from quantkit.job.refpack_audit import shortfall_of
 from quantkit.job.verify_files import read_json_bounded
 from quantkit.job.verify_findings import Findings
 from quantkit.job.verify_records import Bundle, Text
-from quantkit.job.verify_rows import TierRows, read_rows
+from quantkit.job.verify_rows import TierRows
 from quantkit.measure.noise import KernelSettings, summarize_floor
 from quantkit.measure.numbers import STATISTICS
 from quantkit.measure.summary import base_rows, estimate, summarize
@@ -50,20 +50,19 @@ def _check_shortfall(bundle: Bundle, text: Text, tier: str, ref: PackReference) 
 
 
 def check_own_rows(bundle: Bundle, text: Text) -> None:
-    """Noise floors and kld_weights, from rows of their own; read in a worker, as all rows are."""
+    """Noise floors and kld_weights, from rows of their own; read as all rows are."""
     named = {"base": bundle.facts["base"].get("sha256"), **{tier: record.get("sha256") for tier, record in bundle.tiers.items()}}
-    with WorkerPool(1) as pool:
-        for name, sha256 in named.items():
-            floor, weights = bundle.name(text.run.floor(name)), bundle.name(text.run.weights(name))
-            if bundle.is_sound(floor):
-                with bundle.findings.reading("floors", floor, "the noise floor of a file"):
-                    _check_floor(bundle, text, pool, name, sha256)
-            if bundle.is_sound(weights):
-                with bundle.findings.reading("kld_weights", weights, "what a tier's weights alone do"):
-                    _check_weights(bundle, text, pool, name, sha256)
+    for name, sha256 in named.items():
+        floor, weights = bundle.name(text.run.floor(name)), bundle.name(text.run.weights(name))
+        if bundle.is_sound(floor):
+            with bundle.findings.reading("floors", floor, "the noise floor of a file"):
+                _check_floor(bundle, text, name, sha256)
+        if bundle.is_sound(weights):
+            with bundle.findings.reading("kld_weights", weights, "what a tier's weights alone do"):
+                _check_weights(bundle, text, name, sha256)
 
 
-def _check_floor(bundle: Bundle, text: Text, pool: WorkerPool, name: str, sha256: object) -> None:
+def _check_floor(bundle: Bundle, text: Text, name: str, sha256: object) -> None:
     findings, file = bundle.findings, bundle.name(text.run.floor(name))
     value = read_json_bounded(text.run.floor(name))
     floor = record_from_json(Floor, value)
@@ -71,13 +70,13 @@ def _check_floor(bundle: Bundle, text: Text, pool: WorkerPool, name: str, sha256
     for kernel, held in zip(floor.kernels, value["kernels"], strict=True):
         path = text.run.floor_rows(name, kernel.kernel)
         if _is_there(bundle, "floors", bundle.name(path)):
-            rows, _ = pool.call(f"read floor {name}", read_rows, path=path, n_rows=floor.n_scored)
+            rows, _ = read_parquet(path, n_rows=floor.n_scored)
             settings = KernelSettings(kernel.kernel, kernel.flash_attn, kernel.use_extra_bufts, kernel.n_ubatch)
             again = summarize_floor(rows, settings, bundle.manifest.entries[bundle.name(path)].sha256)
             compare_numbers(findings, "floors", file, record_to_json(again), held, f"kernel {kernel.kernel}")
 
 
-def _check_weights(bundle: Bundle, text: Text, pool: WorkerPool, name: str, sha256: object) -> None:
+def _check_weights(bundle: Bundle, text: Text, name: str, sha256: object) -> None:
     findings, file, path = bundle.findings, bundle.name(text.run.weights(name)), text.run.weights_rows(name)
     value = read_json_bounded(text.run.weights(name))
     held = record_from_json(WeightsKld, value)
@@ -85,7 +84,7 @@ def _check_weights(bundle: Bundle, text: Text, pool: WorkerPool, name: str, sha2
     if not _is_there(bundle, "kld_weights", bundle.name(path)):
         return
     findings.equal("kld_weights", file, "rows_sha256", bundle.manifest.entries[bundle.name(path)].sha256, held.rows_sha256)
-    rows, _ = pool.call(f"read weights {name}", read_rows, path=path, n_rows=held.n_scored)
+    rows, _ = read_parquet(path, n_rows=held.n_scored)
     chunks, articles = group_by(rows["chunk"]), group_by(rows["article"])
     for key in ("kld", "same_top_p"):
         again = estimate(rows, STATISTICS[key], chunks, articles)

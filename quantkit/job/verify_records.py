@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quantkit.core.errors import InputError
+from quantkit.job.foreign import read_imatrix
 from quantkit.job.rundir import RunFolder
 from quantkit.job.verify_files import Manifest, is_sound, read_json_bounded
 from quantkit.job.verify_findings import Findings
 from quantkit.spec.gguf_header import GgufHeader, read_header
-from quantkit.spec.imatrix_file import read_imatrix
 from quantkit.spec.model import describe_model
 from quantkit.spec.plan import Plan, as_mapping
 from quantkit.spec.protocol import Protocol, load_protocol

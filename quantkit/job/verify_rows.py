@@ -1,15 +1,12 @@
 """Are the numbers those of the rows? Rows by their metadata and shape, base's columns across tiers, summaries computed anew.
 
-Parquet is read in a worker process with bounded memory: a damaged or hostile file can crash a decoder, or unpack without end, and
-then it is one failure of one file.
+Parquet is read by `job.parts`: a damaged or hostile file can crash a decoder, or unpack without end, and then it is one failure of
+one file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import resource
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,25 +14,17 @@ import numpy.typing as npt
 
 from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_json
-from quantkit.core.units import GIB
-from quantkit.engine.pool import WorkerPool
-from quantkit.engine.worker import WorkerState
-from quantkit.job.parts import Rows, read_parquet
+from quantkit.job.parts import MAX_ROWS, Rows, read_parquet
 from quantkit.job.verify_files import read_json_bounded
 from quantkit.job.verify_findings import Findings
 from quantkit.job.verify_records import Bundle, Text
 from quantkit.measure.articles import chunk_indices, screening_order
 from quantkit.spec.protocol import Protocol
-from quantkit.spec.records import ROW_DTYPE
 
-MAX_ROWS = 1 << 25  # 130 times the whole test split of WikiText-2
 ROUNDING = 1e-9  # relative; another processor or numpy rounds exp and ln in the last bits
 _NOTHING = 1e-13  # absolute; what is left of numbers that cancel
 
 _BASE_COLUMNS = ("chunk", "article", "pos", "token", "nll_base", "entropy_base", "top1_base", "margin_base")
-_WORKER_BYTES = 4 * GIB  # address space; the libraries alone take 1.7
-_BYTES_A_ROW = 400
-_ARROW_TYPES = {"i4": "int32", "f8": "double"}
 
 
 class TierRows(NamedTuple):
@@ -52,52 +41,25 @@ def check_rows(bundle: Bundle, text: Text, protocol: Protocol) -> dict[str, Tier
         Those that could be read, by tier.
     """
     findings, run, read = bundle.findings, text.run, dict[str, TierRows]()
-    with WorkerPool(1) as pool:
-        for tier, record in bundle.tiers.items():
-            name, summary = bundle.name(run.rows(tier)), bundle.name(run.summary(tier))
-            for file, key in ((name, "rows_sha256"), (summary, "summary_sha256")):
-                entry = bundle.manifest.entries.get(file)
-                if entry is None or text is bundle.texts[0]:
-                    expected = record.get(key) if text is bundle.texts[0] else "of a file"
-                    findings.equal("rows", file, f"the {key} of tier {tier},", expected, entry.sha256 if entry else None)
-            if not (bundle.is_sound(name) and bundle.is_sound(summary)):
-                continue
-            with findings.reading("rows", name, "rows of an audit"):
-                held = read_json_bounded(run.summary(tier))
-                chunks = _check_chunks(bundle, text, summary, held, protocol)
-                n_rows = len(chunks) * len(_positions(protocol))
-                rows, metadata = pool.call(f"read rows {tier}", read_rows, path=run.rows(tier), n_rows=n_rows)
-                _check_metadata(bundle, text, tier, held, metadata)
-                _check_shape(findings, name, rows, chunks, _positions(protocol))
-                read[tier] = TierRows(rows, held)
+    for tier, record in bundle.tiers.items():
+        name, summary = bundle.name(run.rows(tier)), bundle.name(run.summary(tier))
+        for file, key in ((name, "rows_sha256"), (summary, "summary_sha256")):
+            entry = bundle.manifest.entries.get(file)
+            if entry is None or text is bundle.texts[0]:
+                expected = record.get(key) if text is bundle.texts[0] else "of a file"
+                findings.equal("rows", file, f"the {key} of tier {tier},", expected, entry.sha256 if entry else None)
+        if not (bundle.is_sound(name) and bundle.is_sound(summary)):
+            continue
+        with findings.reading("rows", name, "rows of an audit"):
+            held = read_json_bounded(run.summary(tier))
+            chunks = _check_chunks(bundle, text, summary, held, protocol)
+            n_rows = len(chunks) * len(_positions(protocol))
+            rows, metadata = read_parquet(run.rows(tier), n_rows=n_rows)
+            _check_metadata(bundle, text, tier, held, metadata)
+            _check_shape(findings, name, rows, chunks, _positions(protocol))
+            read[tier] = TierRows(rows, held)
     _check_base_columns(bundle, text, read)
     return read
-
-
-def read_rows(state: WorkerState, *, path: Path, n_rows: int) -> tuple[Rows, dict[str, str]]:
-    """Rows and metadata of a parquet file that is not trusted. Worker processes only.
-
-    Raises:
-        InputError: other columns, types or number of rows.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with contextlib.suppress(ValueError, OSError):  # not every system knows this limit
-        limit = _WORKER_BYTES + _BYTES_A_ROW * n_rows
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    pa.set_cpu_count(1)
-    try:
-        schema, n_found = pq.read_schema(path), pq.read_metadata(path).num_rows
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"not a parquet file: {error}") from error
-    found = {field.name: str(field.type) for field in schema}
-    expected = {name: _ARROW_TYPES[ROW_DTYPE[name].str[1:]] for name in ROW_DTYPE.names or ()}
-    if found != expected:
-        raise InputError(f"columns {found}, not those of an audit")
-    if n_found != n_rows:
-        raise InputError(f"{n_found} rows, not the {n_rows} of the protocol's chunks")
-    return read_parquet(path)
 
 
 def _check_metadata(bundle: Bundle, text: Text, tier: str, held: Mapping[str, Any], metadata: Mapping[str, str]) -> None:

@@ -31,9 +31,8 @@ from quantkit.core.errors import GgufError, ImatrixError
 from quantkit.core.files import atomic_path
 from quantkit.spec.gguf_header import ArrayValue, GgufHeader, TensorInfo, read_header
 from quantkit.spec.gguf_part import MAX_NAME_BYTES
-from quantkit.spec.imatrix_legacy import LegacyEntry, read_legacy
+from quantkit.spec.imatrix_legacy import MAX_VALUES, LegacyEntry, read_legacy
 
-_MAX_VALUES = 1 << 30  # 4 GiB of sums; a model of 671 B parameters and 256 experts needs a quarter of it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
@@ -219,8 +218,8 @@ def _read_gguf(path: Path) -> Imatrix:
     if unpaired := sorted(sums.keys() ^ counts.keys()):
         raise ImatrixError(f"expected {_SUMS} and {_COUNTS} for each tensor in {path}, got one of them for {_names(unpaired)}")
     n_values = sum(t.n_elements for t in sums.values())
-    if n_values > _MAX_VALUES:
-        raise ImatrixError(f"expected at most {_MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix")
+    if n_values > MAX_VALUES:
+        raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix")
     entries = {name: _read_entry(header, name, sums[name], counts[name]) for name in sorted(sums)}
     return Imatrix(entries=MappingProxyType(entries), datasets=tuple(str(name) for name in datasets.values),
                    chunk_count=_whole(header, "imatrix.chunk_count", 0), chunk_size=_whole(header, "imatrix.chunk_size", 1),

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from quantkit.core.errors import ImatrixError
 
+MAX_VALUES = 1 << 29  # 2 GiB of sums; a model of 671 B parameters and 256 experts needs half of it
 _MAX_NAME_BYTES = 4096  # data sets are named by paths
 _SMALLEST_ENTRY = 4 + 1 + 4 + 4 + 4
 
@@ -50,6 +51,7 @@ def read_legacy(path: Path) -> LegacyImatrix:
             raise ImatrixError(f"expected an importance matrix, as GGUF or as legacy .dat, got {path}, which is neither: its "
                                f"first bytes would mean {n_entries} entries in {size} bytes")
         entries: dict[str, LegacyEntry] = {}
+        n_left = MAX_VALUES
         for i in range(n_entries):
             what = f"entry {i + 1} of {n_entries}"
             name = _text(file, path, size, f"the name of {what}")
@@ -60,6 +62,9 @@ def read_legacy(path: Path) -> LegacyImatrix:
             if not 0 < n_values <= (size - file.tell()) // 4:
                 raise ImatrixError(f"expected the values of {what} ({name}) in {path}, got a length of {n_values} with "
                                    f"{size - file.tell()} bytes left: the file is damaged or no importance matrix")
+            n_left -= n_values
+            if n_left < 0:
+                raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got more: it is no importance matrix")
             entries[name] = LegacyEntry(np.frombuffer(file.read(4 * n_values), "<f4").astype(np.float32), n_call)
         if file.tell() == size:
             return LegacyImatrix(entries, (), 0)

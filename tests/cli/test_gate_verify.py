@@ -11,13 +11,12 @@ import pytest
 
 from quantkit.cli.main import run
 from quantkit.job.rundir import read_json
-from tests.job.bundles import ReadsHere, base_rows_of, make_bundle, tier_rows
+from tests.job.bundles import base_rows_of, make_bundle, tier_rows
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker for files that are our own, no pictures for runs without a report."""
-    monkeypatch.setattr("quantkit.job.verify_rows.WorkerPool", ReadsHere)
+    """No pictures for runs without a report."""
     monkeypatch.setattr("quantkit.report.run_report.render_report", lambda run: {})
 
 

@@ -15,7 +15,6 @@ from quantkit.engine.settings import Offload
 from quantkit.job.audit import write_tier
 from quantkit.job.evaluation import Evaluation, Subject, context_settings
 from quantkit.job.manifest import refresh_files, write_manifest
-from quantkit.job.parts import read_parquet
 from quantkit.job.rundir import RunFolder
 from quantkit.measure.numbers import Rows
 from quantkit.spec.gguf_header import read_header
@@ -71,23 +70,6 @@ def make_bundle(folder: Path, tiers: Mapping[str, Rows], *, sizes: Mapping[str, 
     write_manifest(run, protocol, base, evaluation, records, None)
     refresh_files(run)
     return folder
-
-
-class ReadsHere:
-    """In place of the worker that reads parquet that is not trusted: these files are our own, and it takes half a second."""
-
-    def __init__(self, n_workers: int) -> None:
-        assert n_workers == 1
-
-    def __enter__(self) -> ReadsHere:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def call(self, step: str, command: object, *, path: Path, n_rows: int) -> tuple[Rows, dict[str, str]]:
-        """The rows, in this process."""
-        return read_parquet(path)
 
 
 def _evaluation(protocol: Protocol, rows: Rows) -> Evaluation:

@@ -20,16 +20,11 @@ from quantkit.job.smoke import SmokeRecord
 from quantkit.job.verify import verify_bundle
 from quantkit.measure.numbers import Rows
 from quantkit.spec.protocol import Protocol, load_protocol
-from tests.job.bundles import ReadsHere, base_rows_of, make_bundle, tier_rows
+from tests.job.bundles import base_rows_of, make_bundle, tier_rows
 
 
 def no_report(run: RunFolder) -> Mapping[str, bytes]:
     return {}
-
-
-@pytest.fixture(autouse=True)
-def fast_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.job.verify_rows.WorkerPool", ReadsHere)
 
 
 @pytest.fixture(scope="module")
