@@ -10,7 +10,6 @@ NONE. The sizes are read from the log: the cache's own buffers are empty then an
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from quantkit.core.errors import EngineError, GgufError
 from quantkit.core.units import MIB
 from quantkit.engine.library import load_library, tap
+from quantkit.engine.vetted import native_path
 from quantkit.engine.worker import WorkerState
 from quantkit.spec.memory_fit import ContextMemory
 from quantkit.spec.tensor_types import TENSOR_TYPES
@@ -72,7 +72,7 @@ def _load_empty(lib: Any, path: Path) -> Any:
     params.no_alloc = True
     params.load_mode = _LOAD_MODE_NONE
     params.n_gpu_layers = 0
-    return lib.llama_model_load_from_file(os.fsencode(path), params)
+    return lib.llama_model_load_from_file(native_path(path), params)
 
 
 def _simulate_context(lib: Any, model: Any, path: Path, n_ctx: int, kv_type: str, n_ubatch: int) -> ContextMemory:

@@ -7,7 +7,6 @@ recurrent models (llama.cpp#29002), and a state left over from the chunk before 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.library import load_library, tap
 from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.engine.vetted import native_path, native_paths
 from quantkit.measure.slices import Piece
 from quantkit.spec.tensor_types import TENSOR_TYPES
 
@@ -29,12 +29,13 @@ class Model:
     """Weights and vocabulary of one GGUF file.
 
     Args:
-        path: a GGUF file, or the first part of a split one; its header has been validated.
+        path: a GGUF file, or the first part of a split one.
         splits: all files of the model in order, `path` the first, where they are not named as llama.cpp names the parts of one.
         load_mtp: load the MTP block too; an MTP context on a model loaded without it aborts the process.
         use_extra_bufts: let the CPU backend repack weights (copies in private memory, other kernels, other rounding).
 
     Raises:
+        GgufError: the header does not pass the reader, see `vetted`.
         EngineError: the library refused the file; holds its own words.
     """
 
@@ -53,7 +54,7 @@ class Model:
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
         self.handle: Any = (_load_splits(lib, splits, params) if splits
-                            else lib.llama_model_load_from_file(os.fsencode(path), params))
+                            else lib.llama_model_load_from_file(native_path(path), params))
         if not self.handle:
             raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}")
         self._vocab = lib.llama_model_get_vocab(self.handle)
@@ -235,5 +236,5 @@ def _tensor_split(lib: Any, shares: tuple[float, ...]) -> Any:
 
 
 def _load_splits(lib: Any, paths: Sequence[Path], params: Any) -> Any:
-    names = (ctypes.c_char_p * len(paths))(*(os.fsencode(path) for path in paths))
+    names = (ctypes.c_char_p * len(paths))(*native_paths(paths))
     return lib.llama_model_load_from_splits(names, len(paths), params)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.library import load_library, tap
+from quantkit.engine.vetted import native_path
 from quantkit.engine.worker import WorkerState
 
 _PROGRESS_POLL_S = 0.1
@@ -93,7 +94,7 @@ def dry_run(state: WorkerState, *, source: Path, ftype: int, imatrix_names: tupl
     arguments.params.dry_run = True
     tap.all_lines = []
     try:
-        status = lib.llama_model_quantize(os.fsencode(source), b"", ctypes.byref(arguments.params))
+        status = lib.llama_model_quantize(native_path(source), b"", ctypes.byref(arguments.params))
         lines = tap.all_lines
     finally:
         tap.all_lines = None
@@ -126,9 +127,10 @@ def quantize(state: WorkerState, *, source: Path, target: Path, ftype: int, n_th
     lib = load_library()
     arguments = Arguments(lib, ftype=ftype, n_threads=n_threads, patterns=patterns, imatrix=imatrix, metadata=metadata)
     status: list[int] = []
+    vetted = native_path(source)  # here: an error in the thread would be lost
 
     def run() -> None:
-        status.append(lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(arguments.params)))
+        status.append(lib.llama_model_quantize(vetted, os.fsencode(target), ctypes.byref(arguments.params)))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -153,7 +155,7 @@ def dequantize(state: WorkerState, *, source: Path, target: Path, n_threads: int
     lib = load_library()
     arguments = Arguments(lib, ftype=_ALL_F32, n_threads=n_threads, patterns={}, imatrix={}, metadata={})
     arguments.params.allow_requantize = True
-    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(arguments.params)) != 0:
+    if lib.llama_model_quantize(native_path(source), os.fsencode(target), ctypes.byref(arguments.params)) != 0:
         raise EngineError(f"llama.cpp cannot write {source.name} as F32: {tap.last_error()}")
 
 

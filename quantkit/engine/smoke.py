@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 from quantkit.core.errors import EngineError
 from quantkit.engine.library import load_library
+from quantkit.engine.vetted import native_path
 from quantkit.engine.worker import WorkerState
 
 _N_CTX = 512
@@ -93,8 +95,8 @@ def serve_prompt(state: WorkerState, *, path: Path, prompt: str, n_predict: int,
     from llama_cpp.server.settings import ModelSettings, ServerSettings
 
     uvicorn: Any = importlib.import_module("uvicorn")  # of the server extra, which most installations lack
-    settings = ModelSettings(model=str(path), model_alias=_MODEL, n_ctx=_N_CTX, n_batch=_N_BATCH, n_threads=n_threads,
-                             n_threads_batch=n_threads, seed=0, verbose=False)
+    settings = ModelSettings(model=os.fsdecode(native_path(path)), model_alias=_MODEL, n_ctx=_N_CTX, n_batch=_N_BATCH,
+                             n_threads=n_threads, n_threads_batch=n_threads, seed=0, verbose=False)
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -112,8 +114,8 @@ def serve_prompt(state: WorkerState, *, path: Path, prompt: str, n_predict: int,
 
 def _load(lib: Any, path: Path, n_threads: int) -> Any:
     try:
-        return lib.Llama(str(path), n_ctx=_N_CTX, n_batch=_N_BATCH, n_threads=n_threads, n_threads_batch=n_threads, seed=0,
-                         verbose=False)
+        return lib.Llama(os.fsdecode(native_path(path)), n_ctx=_N_CTX, n_batch=_N_BATCH, n_threads=n_threads,
+                         n_threads_batch=n_threads, seed=0, verbose=False)
     except (ValueError, RuntimeError) as error:
         raise EngineError(f"llama-cpp-python cannot load {path.name}: {error}") from error
 

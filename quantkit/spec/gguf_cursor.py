@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,37 @@ from quantkit.core.units import MIB, format_bytes
 # A 27B header is 11 MB. The bounds keep the worst header below some 300 MB of memory and 5 s, and are far from any real one.
 MAX_HEADER_BYTES = 128 * MIB
 MAX_TEXT_BYTES = 32 * MIB  # strings kept, in sum
+MAX_TENSORS = 1 << 17
+MAX_KEYS = 4096
+MAX_KEYS_OF_ALL = 1 << 16  # files of one split: each has three of its own
 
 _WINDOW = MIB
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left for the headers of all files of one model together: thousands of shards cost no more than one file."""
+
+    header_bytes: int = MAX_HEADER_BYTES
+    text_bytes: int = MAX_TEXT_BYTES
+    n_keys: int = MAX_KEYS_OF_ALL
+    n_tensors: int = MAX_TENSORS
 
 
 class Cursor:
     """Reads one file forward. `doing` is what an error says was being read; `order` is the byte order, "<" or ">"."""
 
-    def __init__(self, path: Path, handle: int, size: int) -> None:
+    def __init__(self, path: Path, handle: int, size: int, budget: Budget | None = None) -> None:
         self.at = 0
         self.size = size
         self.order = "<"
         self.doing = "the magic"
         self._path = path
         self._handle = handle
-        self._end = min(size, MAX_HEADER_BYTES)
+        self.budget = budget or Budget()
+        self._end = min(size, self.budget.header_bytes)
         self._window = b""
         self._start = 0
-        self._text_left = MAX_TEXT_BYTES
 
     def fail(self, message: str) -> GgufError:
         """The error to raise, with the file's path before the message."""
@@ -75,8 +89,8 @@ class Cursor:
         self.require(length)
         if length > max_bytes:
             raise self.fail(f"expected {self.doing} to have at most {max_bytes} bytes, got {length}")
-        self._text_left -= length
-        if self._text_left < 0:
+        self.budget.text_bytes -= length
+        if self.budget.text_bytes < 0:
             raise self.fail(f"expected at most {format_bytes(MAX_TEXT_BYTES)} of text in the metadata, "
                             f"but {self.doing} goes beyond: the file is damaged or not a model")
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quantkit.core.errors import GgufError
+from quantkit.spec.gguf_cursor import Budget
 from quantkit.spec.gguf_part import ArrayValue, Part, TensorInfo, Value, read_part
 
 __all__ = ["ArrayValue", "GgufHeader", "TensorInfo", "Value", "read_header"]
@@ -65,7 +66,8 @@ def read_header(path: Path) -> GgufHeader:
         GgufError: the file, or a shard, is missing, truncated, damaged, hostile or of a version that cannot be read.
     """
     given = read_part(path)
-    parts = [given if shard == path else read_part(shard) for shard in _split_paths(given)]
+    budget = Budget()
+    parts = [read_part(shard, budget) for shard in shards] if len(shards := _split_paths(given)) > 1 else [given]
     if len(parts) > 1:
         _check_split(parts)
     first = parts[0]

@@ -20,12 +20,10 @@ from typing import NamedTuple
 
 from quantkit.core.errors import GgufError
 from quantkit.core.units import MIB
-from quantkit.spec.gguf_cursor import MAX_TEXT_BYTES, Cursor
+from quantkit.spec.gguf_cursor import MAX_KEYS, MAX_KEYS_OF_ALL, MAX_TENSORS, MAX_TEXT_BYTES, Budget, Cursor
 from quantkit.spec.tensor_types import TENSOR_TYPES_BY_ID, TensorType
 
 # Far from any real header, and small enough to bound memory together with the cursor's limits.
-MAX_KEYS = 4096
-MAX_TENSORS = 1 << 17
 MAX_KEPT_VALUES = 512  # llama.cpp's limit of layers, so every per-layer array is kept
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with the NUL
@@ -97,8 +95,11 @@ class Part(NamedTuple):
     file_bytes: int
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path, budget: Budget | None = None) -> Part:
     """One file's metadata and tensor table, checked by themselves.
+
+    Args:
+        budget: shared with the other files of a split, and made smaller by this one.
 
     Raises:
         GgufError: see the module.
@@ -107,7 +108,7 @@ def read_part(path: Path) -> Part:
         if path.exists() and not path.is_file():
             raise GgufError(f"{path}: expected a GGUF file, got a folder or a device")
         with path.open("rb", buffering=0) as file:
-            return _parse(path, Cursor(path, file.fileno(), os.fstat(file.fileno()).st_size))
+            return _parse(path, Cursor(path, file.fileno(), os.fstat(file.fileno()).st_size, budget))
     except OSError as error:
         raise GgufError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -122,12 +123,18 @@ def _parse(path: Path, cursor: Cursor) -> Part:
         cursor.require(n * shortest)
         if n > limit:
             raise cursor.fail(f"expected at most {limit} {what}, got {n}: the file is damaged or not a model")
+    cursor.budget.n_keys -= n_keys
+    cursor.budget.n_tensors -= n_tensors
+    if min(cursor.budget.n_keys, cursor.budget.n_tensors) < 0:
+        raise cursor.fail(f"expected at most {MAX_TENSORS} tensors and {MAX_KEYS_OF_ALL} metadata keys in all shards together, got "
+                          "more: the files are damaged or not a model")
     metadata = _read_metadata(cursor, n_keys)
     alignment = _alignment(cursor, metadata)
     tensors = _read_tensors(cursor, n_tensors, metadata)
     data_offset = cursor.at + (-cursor.at % alignment if tensors else 0)  # as ggml: no padding without tensors
     placed = tuple(replace(t, offset=data_offset + t.offset) for t in tensors)
     _check_layout(cursor, placed, alignment)
+    cursor.budget.header_bytes -= cursor.at
     return Part(path, version, big_endian, alignment, metadata, placed, data_offset, cursor.size)
 
 

@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import GgufError
+from quantkit.spec.gguf_cursor import Budget
 from quantkit.spec.gguf_header import ArrayValue, read_header
+from quantkit.spec.gguf_part import read_part
 from quantkit.spec.model import describe_model
 from tests.gguf_factory import Tensors, raw_gguf, raw_key, raw_tensor, raw_text, tiny_gguf, tiny_model
 
@@ -349,3 +351,22 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     tensors: Tensors = dict.fromkeys(names, ((8, 2), "F32"))
     (path,) = tiny_gguf(tmp_path_factory.mktemp("mutants") / "m.gguf", tensors, keys)
     return path.read_bytes()
+
+
+@pytest.mark.parametrize(("what", "message"), [
+    ("header_bytes", "header of at most"), ("text_bytes", "of text in the metadata"), ("n_keys", "all shards together"),
+    ("n_tensors", "all shards together"),
+])
+def test_thousands_of_shards_cost_no_more_than_one_file(what: str, message: str, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard is within the limits, and all of them together are not."""
+    parts = tiny_gguf(tmp_path / "m.gguf", dict.fromkeys("abc", ((32,), "F32")), n_part=3)
+    spent = Budget()
+    for part in parts[:2]:
+        read_part(part, spent)
+    enough_for_two = getattr(Budget(), what) - getattr(spent, what)
+    monkeypatch.setattr("quantkit.spec.gguf_header.Budget", lambda: Budget(**{what: enough_for_two}))
+    with pytest.raises(GgufError, match=rf"m-00003.*{message}"):
+        read_header(parts[0])
+    monkeypatch.undo()
+    assert [t.name for t in read_header(parts[2]).tensors] == ["a", "b", "c"]
