@@ -13,6 +13,7 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.memory_fit import ContextMemory, context_memory
 from quantkit.spec.model import describe_model
+from tests.gguf_factory import tiny_gguf
 
 LOG = [
     "llama_kv_cache:        CPU KV buffer size =     0.00 MiB",
@@ -45,6 +46,6 @@ def test_formulas_agree_with_the_library(tiny_model: Path, moe_model: Path, kv_t
 
 @pytest.mark.engine
 def test_a_refusal_is_the_librarys_own_words(tmp_path: Path) -> None:
-    (tmp_path / "no.gguf").write_bytes(b"GGUF")
+    tiny_gguf(tmp_path / "no.gguf", {"a": ((32,), "F32")})
     with WorkerPool(1) as pool, pytest.raises(EngineError, match=r"llama\.cpp cannot simulate .*no\.gguf: .*load"):
         pool.call("memory", simulate, path=tmp_path / "no.gguf", n_ctx=(512,), kv_type="F16", n_ubatch=512)

@@ -15,7 +15,7 @@ from quantkit.engine import model as module
 from quantkit.engine.model import Context, Model
 from quantkit.engine.settings import Offload
 from tests.engine.commands import SETTINGS
-from tests.gguf_factory import tiny_model
+from tests.gguf_factory import tiny_gguf, tiny_model
 
 
 class FakeLibrary:
@@ -41,9 +41,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     return library
 
 
-def test_offload_reaches_the_library(fake: FakeLibrary) -> None:
-    with pytest.raises(EngineError, match=r"cannot load m\.gguf"):
-        Model(Path("m.gguf"), offload=Offload(n_gpu_layers=33, main_gpu=1, tensor_split=(3.0, 1.0)), use_extra_bufts=False)
+def test_offload_reaches_the_library(fake: FakeLibrary, tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", {"a": ((32,), "F32")})[0]
+    with pytest.raises(EngineError, match=r"cannot load .*m\.gguf"):
+        Model(path, offload=Offload(n_gpu_layers=33, main_gpu=1, tensor_split=(3.0, 1.0)), use_extra_bufts=False)
     assert (fake.loaded.n_gpu_layers, fake.loaded.main_gpu, list(fake.loaded.tensor_split)) == (33, 1, [3.0, 1.0])
     assert fake.loaded.use_extra_bufts is False
     assert fake.loaded.load_mtp is False
@@ -122,8 +123,8 @@ def test_blocks_of_64_give_the_bits_of_the_whole_chunk(path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_file_that_the_library_refuses_is_told_in_its_own_words(path: Path, tmp_path: Path) -> None:
+def test_a_file_that_the_library_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(path.read_bytes()[:-1000])
+    tiny_gguf(broken, {"a": ((32,), "F32")})
     with pytest.raises(EngineError, match=r"cannot load .*broken\.gguf: .+"):
         Model(broken)
