@@ -22,7 +22,7 @@ def refpack() -> None:
 @protocol_options
 @click.option("-o", "--output", required=True, type=PATH, help="The pack, in safetensors format.")
 @click.option("--text", metavar="NAME", default="",
-              help="Which of the protocol's texts: each has a pack of its own, the search's second text as well [default: the first].")
+              help="Which of the protocol's texts: each has its own pack, as has the search's second one [default: the first].")
 @click.option("--workers", "n_workers", type=click.IntRange(0), default=0,
               help="Worker processes [default: cores / the protocol's threads].")
 @click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked.")
@@ -30,8 +30,8 @@ def refpack() -> None:
 @click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split.")
 @click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, text: str, n_workers: int, corpus: Path | None, n_gpu_layers: int,
-         main_gpu: int, tensor_split: str, force: bool) -> None:
+def make(base: Path, protocol: str, settings: tuple[str, ...], output: Path, text: str, n_workers: int, corpus: Path | None,
+         n_gpu_layers: int, main_gpu: int, tensor_split: str, force: bool) -> None:
     """Run the BF16 file once over the protocol's text and keep the head of every distribution; goes on where it was killed."""
     from quantkit.job.refpack import describe_size, make_refpack
     from quantkit.spec.protocol import load_protocol

@@ -5,7 +5,7 @@ Both walk the chunks as an audit does (`lockstep`), so that a tier's nll, and ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.core.errors import EngineError, InputError
-from quantkit.engine.lockstep import Rows, Seat, blocks_of, check_finite, empty_rows
-from quantkit.engine.model import Tokens
+from quantkit.engine.lockstep import Block, Rows, Seat, blocks_of, check_finite, empty_rows
+from quantkit.engine.model import Logits, Model, Tokens
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.worker import WorkerState
 from quantkit.measure.refpack import (
     EncodedRow,
     HeadRule,
+    PackedChunk,
     decode_chunk,
     encode_block,
     encode_heads,
@@ -29,6 +30,8 @@ from quantkit.measure.refpack import (
 )
 from quantkit.measure.scoring import Scorer
 from quantkit.spec.refpack_file import ChunkBytes, Refpack
+
+_BASE_COLUMNS = {"nll_base": "nll", "entropy_base": "entropy", "margin_base": "margin", "top1_base": "top1"}
 
 
 class EncodedChunk(NamedTuple):
@@ -102,6 +105,52 @@ class PackSession(_Walk):
         return EncodedChunk(chunk, numbers, ChunkBytes(encode_heads(rows), encode_tails(rows)))
 
 
+class PackedReference:
+    """A pack in base's place: what rows need of base, chunk by chunk.
+
+    Raises:
+        InputError: the pack is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.pack = Refpack(path)
+        self._n_ctx = self.pack.facts.n_ctx
+        self._chunk: PackedChunk | None = None
+
+    def check(self, model: Model) -> None:
+        """Refuse a model that is no tier of the pack's base.
+
+        Raises:
+            InputError: its vocabulary has another size, or another BOS rule.
+        """
+        facts = self.pack.facts
+        if (model.n_vocab, model.add_bos) != (facts.n_vocab, facts.add_bos):
+            raise InputError(f"{model.path.name} is not a tier of {self.pack.path.name}'s base: expected its vocabulary "
+                             f"({facts.n_vocab} tokens), found {model.n_vocab} tokens or another BOS rule")
+
+    def open_chunk(self, chunk: int, rows: Sequence[Rows]) -> None:
+        """Decode the pack's rows of a chunk, and fill base's columns of the tiers' rows.
+
+        Raises:
+            InputError: they are damaged.
+        """
+        numbers, facts = self.pack.chunk_rows(chunk), self.pack.facts
+        n_scored = self._n_ctx - 1 - self._n_ctx // 2
+        full = is_full(chunk, np.arange(n_scored), n_scored, facts.full_every)
+        self._chunk = decode_chunk(numbers, *self.pack.chunk_bytes(chunk), full, facts.n_vocab)
+        for own in rows:
+            for name, column in _BASE_COLUMNS.items():
+                own[name] = numbers[column]
+
+    def fill(self, scorer: Scorer, rows: Rows, block: Block, logits: Logits) -> npt.NDArray[np.float64]:
+        """A tier's columns of one block of the open chunk; returns what kld falls short by, NaN in rows not kept whole."""
+        assert self._chunk is not None
+        part = slice(block.first - self._n_ctx // 2, block.last - self._n_ctx // 2)
+        scores = score_packed(scorer, self._chunk, part.start, logits, rows["token"][part])
+        rows["nll_q"][part], rows["kld"][part], rows["top1_q"][part] = scores.nll, scores.kld, scores.top1
+        return scores.tail_kld
+
+
 class PackAuditSession(_Walk):
     """A tier, and the pack that it is held against.
 
@@ -110,14 +159,13 @@ class PackAuditSession(_Walk):
     """
 
     def __init__(self, path: Path, settings: ContextSettings, offload: Offload, pack: Path) -> None:
-        self._pack = Refpack(pack)
-        facts = self._pack.facts
-        super().__init__(path, settings, offload, self._pack.content.tokens)
-        model = self.seat.model
-        if (model.n_vocab, model.add_bos) != (facts.n_vocab, facts.add_bos):
+        self._reference = PackedReference(pack)
+        super().__init__(path, settings, offload, self._reference.pack.content.tokens)
+        try:
+            self._reference.check(self.seat.model)
+        except InputError:
             self.close()
-            raise InputError(f"{path.name} is not a tier of {pack.name}'s base: expected its vocabulary ({facts.n_vocab} tokens), "
-                             f"found {model.n_vocab} tokens or another BOS rule")
+            raise
 
     def score(self, chunk: int) -> PackedRows:
         """The tier's rows of one chunk.
@@ -126,22 +174,16 @@ class PackAuditSession(_Walk):
             InputError: the pack's rows of this chunk are damaged.
             EngineError: a decode failed, or a row is not finite; names the chunk and the position.
         """
-        facts, numbers = self._pack.facts, self._pack.chunk_rows(chunk)
-        full = self.full_rows(chunk, facts.full_every)
-        packed = decode_chunk(numbers, *self._pack.chunk_bytes(chunk), full, facts.n_vocab)
-        tokens, first = self.tokens(chunk), self.n_ctx // 2
-        rows, tail_kld = empty_rows(tokens, chunk), np.full(self.n_scored, np.nan)
-        for name, column in (("nll_base", "nll"), ("entropy_base", "entropy"), ("margin_base", "margin"), ("top1_base", "top1")):
-            rows[name] = numbers[column]
+        tokens = self.tokens(chunk)
+        rows = empty_rows(tokens, chunk)
+        self._reference.open_chunk(chunk, [rows])
+        tails = []
         for block in self.blocks:
             logits = self.seat.decode(tokens, block)
             if block.last > block.first:
-                part = slice(block.first - first, block.last - first)
-                scores = score_packed(self.scorer, packed, part.start, logits, rows["token"][part])
-                rows["nll_q"][part], rows["kld"][part], rows["top1_q"][part] = scores.nll, scores.kld, scores.top1
-                tail_kld[part] = scores.tail_kld
+                tails.append(self._reference.fill(self.scorer, rows, block, logits))
         check_finite([rows], [self.seat.model.path])
-        return PackedRows(chunk, rows, tail_kld)
+        return PackedRows(chunk, rows, np.concatenate(tails))
 
 
 def open_pack(state: WorkerState, **arguments: Any) -> int:

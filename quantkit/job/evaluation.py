@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,18 +94,6 @@ def choose_offload(protocol: Protocol, asked: Offload) -> Offload:
     return Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
 
 
-def only_corpus(protocol: Protocol) -> Corpus:
-    """The text that is evaluated.
-
-    Raises:
-        InputError: the protocol has several.
-    """
-    if len(protocol.eval.corpora) != 1:
-        raise InputError(f"expected one evaluation corpus in protocol {protocol.name}, found {len(protocol.eval.corpora)}: "
-                         "audit one at a time with --set eval.corpora")
-    return protocol.corpus(protocol.eval.corpora[0])
-
-
 def n_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -156,9 +144,12 @@ def read_subject(path: Path, name: str) -> Subject:
     """
     _require_utf8(path)
     model = describe_model(read_header(path))
-    parts = [sha256_file(part) for part in model.header.parts]
-    whole = parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
-    return Subject(name=name, model=model, sha256=whole)
+    return Subject(name=name, model=model, sha256=join_hashes([sha256_file(part) for part in model.header.parts]))
+
+
+def join_hashes(parts: Sequence[str]) -> str:
+    """What a model file is known by: its sha256; of a split one, the sha256 of its parts' in a row."""
+    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _require_utf8(path: Path) -> None:
