@@ -25,7 +25,28 @@ from quantkit.core.units import format_bytes
 
 _TEMP_NAME = re.compile(r"\..*\.[0-9]+-[0-9a-f]{8}\.tmp", re.DOTALL)
 _TEMP_STEM_BYTES = 200  # leaves room for the rest of the name within the 255 bytes that file systems allow
+_LOCK_NAME = ".lock"
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the system refused for want of space, of a quota's too."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
+
+
+@contextlib.contextmanager
+def telling_full(path: Path) -> Iterator[None]:
+    """A full disk under a block is told in one sentence.
+
+    Raises:
+        NoSpace: names the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise NoSpace(f"the disk is full while writing {path}: free some space and run again") from error
+        raise
 
 
 def sha256_file(path: Path) -> str:
@@ -66,15 +87,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """
     temp = temp_path(target)
     try:
-        _prove_writable(target, temp)
-        yield temp
-        sync_file(temp)
-        temp.replace(target)
-        sync_folder(target.parent)
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise NoSpace(f"the disk is full while writing {target}: free some space and run again") from error
-        raise
+        with telling_full(target):
+            _prove_writable(target, temp)
+            yield temp
+            sync_file(temp)
+            temp.replace(target)
+            sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):  # where the folder itself is gone, that is what matters
             temp.unlink(missing_ok=True)
@@ -88,7 +106,7 @@ def _prove_writable(target: Path, temp: Path) -> None:
         temp.touch(exist_ok=False)
         temp.unlink()  # so that a block that writes nothing is not taken for one that wrote an empty file
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if is_full(error):
             raise
         raise InputError(f"cannot write {target}: {error.strerror}; choose another output path") from error
 
@@ -122,10 +140,15 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Remove the temporary files that a killed run left below a folder; the caller holds the folder's lock."""
-    left = sorted(p for p in folder.rglob(".*.tmp") if _TEMP_NAME.fullmatch(p.name) and p.is_file() and not p.is_symlink())
+    left = find_leftovers(folder)
     for path in left:
         path.unlink()
     return left
+
+
+def find_leftovers(folder: Path) -> list[Path]:
+    """The temporary files below a folder: a killed run's, or those of a run that is still going."""
+    return sorted(p for p in folder.rglob(".*.tmp") if _TEMP_NAME.fullmatch(p.name) and p.is_file() and not p.is_symlink())
 
 
 def is_same_file(a: Path, b: Path) -> bool:
@@ -189,18 +212,43 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
                       "free some space or choose another folder")
 
 
+def lock_holder(folder: Path) -> str | None:
+    """The pid of the process that works in a folder, as it wrote it, or "unknown"; None where none does. Writes nothing."""
+    try:
+        handle = os.open(folder / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return os.pread(handle, 100, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return None
+
+
 class FolderLock:
     """One process at a time in a run directory.
 
     The lock is the kernel's (`flock`), so it ends with its holder however that dies; the file only says who holds it.
 
     Raises (on entry):
-        RunLocked: another process holds it.
+        RunLocked: another process holds it; names its pid.
+        NoSpace: the disk is full.
         EnvironmentFault: the folder cannot be written to, or its file system knows no locks.
+
+    Args:
+        folder: made if it is missing.
+        works_on: what a refusal calls the work, the folder itself by default.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
+    def __init__(self, folder: Path, works_on: Path | None = None) -> None:
+        self._path = folder / _LOCK_NAME
+        self._what = f"works in {folder}: wait for it to end, or choose another run directory" if works_on is None else \
+            f"works on {works_on}: wait for it to end, or choose another output path"
         self._handle = -1
 
     def __enter__(self) -> FolderLock:
@@ -208,6 +256,8 @@ class FolderLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
+            if is_full(error):
+                raise NoSpace(f"the disk is full at {self._path.parent}: free some space and run again") from error
             raise EnvironmentFault(f"cannot work in {self._path.parent}: {error.strerror}; "
                                    "choose another run directory") from error
         try:
@@ -215,17 +265,18 @@ class FolderLock:
         except BlockingIOError as error:
             holder = os.pread(self._handle, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
-            raise RunLocked(f"another process (pid {holder}) works in {self._path.parent}: wait for it to end, "
-                            "or choose another run directory") from error
+            raise RunLocked(f"another process (pid {holder}) {self._what}") from error
         except OSError as error:
             os.close(self._handle)
             raise EnvironmentFault(f"cannot lock {self._path.parent}: {error.strerror}; "
                                    "choose a run directory on a local disk") from error
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk has no room for a name; the lock is held all the same
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.ftruncate(self._handle, 0)  # the file stays: unlinking a locked file lets two holders in
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._handle, 0)  # the file stays: unlinking a locked file lets two holders in
         fcntl.flock(self._handle, fcntl.LOCK_UN)  # closing is not enough: a process being started shares it for a moment
         os.close(self._handle)

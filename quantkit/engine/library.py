@@ -6,6 +6,7 @@ Runs in worker processes only; the parent never imports this module's callers. L
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -74,7 +75,8 @@ class LogTap:
             self._level = level
         if text is None or self._level == _DEBUG:
             return
-        os.write(2, text)
+        with contextlib.suppress(OSError):  # a full disk under the log takes its text, not what is read from it here
+            os.write(2, text)
         self._partial += text.decode(errors="replace")
         *lines, self._partial = self._partial.split("\n")
         for line in lines:

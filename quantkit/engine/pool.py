@@ -1,4 +1,4 @@
-"""The parent's side of the workers: start, ask, hear, and turn a death into one clear error."""
+"""The parent's side of the workers: start, ask, hear, and turn a death or a hang into one clear error."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import os
 import re
 import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from quantkit.core.errors import EngineCrash
+from quantkit.core.errors import EngineCrash, EnvironmentFault
+from quantkit.engine import liveness
 from quantkit.engine.library import environment_for_workers
+from quantkit.engine.liveness import Watch
 from quantkit.engine.worker import Reply, worker_main
 
 Command = Callable[..., Any]
+_T = TypeVar("_T")
 _N_LAST_LINES = 8
+_END_S = 5.0  # what a process gets to end by itself, or to be gone once it is killed
 
 
 class Worker:
@@ -32,55 +37,86 @@ class Worker:
         self._process: Any = None
         self._step = ""
         self._log_from = 0
+        self._watch: Watch | None = None
+        self._talk: threading.Thread | None = None
         self.pipe: Any = None
 
     def send(self, step: str, command: Command, arguments: dict[str, Any]) -> None:
-        """Start a command; its replies are read with `receive`."""
+        """Start a command; its replies are read with `receive`.
+
+        Raises:
+            EngineCrash: the process is dead, or does not take the command.
+        """
         if self._process is None:
             self._start()
         self._step = step
         log_path = self._log_path()
         self._log_from = log_path.stat().st_size if log_path.exists() else 0
-        try:
-            self.pipe.send((command, arguments, log_path))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._crash() from error
+        self._watch = Watch(self._process.pid, log_path)
+        self._watched(lambda: self.pipe.send((command, arguments, log_path)))
 
     def receive(self) -> tuple[Reply, Any]:
         """The next reply.
 
         Raises:
-            EngineCrash: the process died; names the step, the signal and the last lines of its log.
+            EngineCrash: the process died or hangs; names the step, the signal or the time, and the last lines of its log.
         """
         try:
-            kind, value = self.pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise self._crash() from error
+            kind, value = self._watched(self.pipe.recv)
+        except EngineCrash:
+            raise
+        except Exception as error:
+            raise self._crash(f"the worker process sent what cannot be read ({type(error).__name__}: {error})") from error
+        self._watch = Watch(self._process.pid, self._log_path())
         return kind, value
+
+    def check(self) -> None:
+        """Ask whether the process may still be at work; costs nothing if it is asked more than once a second.
+
+        Raises:
+            EngineCrash: it hangs; it is ended.
+        """
+        if self._watch is not None and (hang := self._watch.hang()):
+            raise self._crash(f"the worker process {hang}, so it was ended")
 
     def kill(self) -> None:
         """End the process at once."""
         if self._process is None:
             return
         self._process.kill()
-        self._process.join()
-        self.pipe.close()
-        self._process = self.pipe = None
+        self._process.join(_END_S)  # one that waits for a dead disk cannot be killed, and is left to the system
+        self._forget()
 
     def close(self) -> None:
         """Let the process end by itself, or end it if it does not."""
         if self._process is None:
             return
         self.pipe.close()
-        self._process.join(timeout=5)
-        self.kill_if_alive()
-        self._process = self.pipe = None
+        self._process.join(_END_S)
+        self.kill()
 
-    def kill_if_alive(self) -> None:
-        """End a process that outlived its pipe."""
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+    def _watched(self, talk: Callable[[], _T]) -> _T:
+        """Send or receive in a thread, so that a worker that stops in the middle of a message does not stop this process."""
+        outcome: list[_T] = []
+        faults: list[Exception] = []
+
+        def run() -> None:
+            try:
+                outcome.append(talk())
+            except Exception as error:
+                faults.append(error)
+
+        self._talk = threading.Thread(target=run, daemon=True)
+        self._talk.start()
+        while self._talk.is_alive():
+            self._talk.join(liveness.POLL_S)
+            if self._talk.is_alive():
+                self.check()
+        if not faults:
+            return outcome[0]
+        if isinstance(faults[0], EOFError | OSError):
+            raise self._crash() from faults[0]
+        raise faults[0]
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -91,25 +127,38 @@ class Worker:
         os.environ.update(environment_for_workers(before))
         try:
             self._process.start()
+        except OSError as error:
+            self._process = None
+            raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use fewer "
+                                   "workers") from error
         finally:
             for name in set(os.environ) - set(before):
                 del os.environ[name]
-        theirs.close()
+            theirs.close()
+
+    def _forget(self) -> None:
+        if self._talk is not None:
+            self._talk.join(_END_S)  # a dead worker's pipe has an end
+        self.pipe.close()
+        self._process = self.pipe = self._watch = self._talk = None
 
     def _log_path(self) -> Path:
         return self._log_folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', self._step)[:100]}.w{self._index}.log"
 
-    def _crash(self) -> EngineCrash:
-        self._process.join(timeout=5)
-        self.kill_if_alive()
-        code = self._process.exitcode
-        self._process = self.pipe = None
-        how = f"exit status {code}"
-        if code is not None and code < 0:
-            how = signal.Signals(-code).name
-            if code == -signal.SIGKILL:
-                how += " (the system ends processes so when memory runs out)"
-        return EngineCrash(f"{self._step}: the worker process ended by {how}. Last lines of its log: {self._last_lines()}")
+    def _crash(self, how: str = "") -> EngineCrash:
+        """The error of a process that died by itself, or that has to be ended now, as `how` says."""
+        if not how:
+            self._process.join(_END_S)
+            code = self._process.exitcode
+            if code is None:
+                how = "the worker process closed its pipe and did not end"
+            elif code == -signal.SIGKILL:
+                how = ("the worker process was killed (signal 9): probably out of memory; use fewer --workers or less --memory, or "
+                       "end other programs")
+            else:
+                how = f"the worker process ended by {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        self.kill()
+        return EngineCrash(f"{self._step}: {how}. Last lines of its log: {self._last_lines()}")
 
     def _last_lines(self) -> str:
         with suppress(OSError), self._log_path().open("rb") as log:
@@ -127,12 +176,21 @@ class WorkerPool:
     Args:
         n_workers: how many processes at most.
         log_folder: where the steps' native logs go; a temporary folder if none is given.
+
+    Raises:
+        EnvironmentFault: no folder for temporary files can be written to.
     """
 
     def __init__(self, n_workers: int = 1, log_folder: Path | None = None) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="quantkit-") if log_folder is None else None
-        folder = log_folder if log_folder is not None else Path(self._scratch.name)  # type: ignore[union-attr]
-        self.workers = [Worker(i, folder) for i in range(n_workers)]
+        self._scratch = None
+        if log_folder is None:
+            try:
+                self._scratch = tempfile.TemporaryDirectory(prefix="quantkit-")
+            except OSError as error:
+                raise EnvironmentFault(f"expected a folder for temporary files, found none that can be written to "
+                                       f"({error.strerror or error}): set TMPDIR to one that can") from error
+            log_folder = Path(self._scratch.name)
+        self.workers = [Worker(i, log_folder) for i in range(n_workers)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -146,13 +204,14 @@ class WorkerPool:
     def call(self, step: str, command: Command, *, on_item: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
         """Run one command in the first worker and return its result; what it yields goes to `on_item`."""
         worker = self.workers[0]
-        worker.send(step, command, arguments)
-        while True:
-            kind, value = self._hear(worker)
-            if kind is Reply.RESULT:
-                return value
-            if on_item is not None:
-                on_item(value)
+        with self._whole():
+            worker.send(step, command, arguments)
+            while True:
+                kind, value = _hear(worker)
+                if kind is Reply.RESULT:
+                    return value
+                if on_item is not None:
+                    on_item(value)
 
     def broadcast(self, step: str, command: Command, **arguments: Any) -> list[Any]:
         """Run one command in every worker at the same time; results in the workers' order."""
@@ -160,15 +219,17 @@ class WorkerPool:
 
     def each(self, step: str, command: Command, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """Run one command in the first workers at the same time, each with its own arguments; results in order."""
-        busy = self.workers[: len(arguments)]
-        for worker, own in zip(busy, arguments, strict=True):
-            worker.send(step, command, own)
-        results = []
-        for worker in busy:
-            kind, value = self._hear(worker)
-            while kind is not Reply.RESULT:
-                kind, value = self._hear(worker)
-            results.append(value)
+        busy: dict[Any, int] = {}
+        results: list[Any] = [None] * len(arguments)
+        with self._whole():
+            for i, own in enumerate(arguments):
+                self.workers[i].send(step, command, own)
+                busy[self.workers[i].pipe] = i
+            while busy:
+                for pipe in _ready([self.workers[i] for i in busy.values()]):
+                    kind, value = _hear(self.workers[busy[pipe]])
+                    if kind is Reply.RESULT:
+                        results[busy.pop(pipe)] = value
         return results
 
     def stream(self, step: str, command: Command, tasks: Sequence[dict[str, Any]], *,
@@ -176,38 +237,55 @@ class WorkerPool:
         """Run one command once per task, each by whichever of the first n_workers is free; yields every item as it comes."""
         waiting = deque(tasks)
         busy: dict[Any, Worker] = {}
-        for worker in self.workers[:n_workers]:
-            if waiting:
-                worker.send(step, command, waiting.popleft())
-                busy[worker.pipe] = worker
-        try:
+        with self._whole():  # a caller that stops listening too: what is still to come must not answer the next command
+            for worker in self.workers[:n_workers]:
+                if waiting:
+                    worker.send(step, command, waiting.popleft())
+                    busy[worker.pipe] = worker
             while busy:
-                for pipe in multiprocessing.connection.wait(list(busy)):
+                for pipe in _ready(list(busy.values())):
                     worker = busy[pipe]
-                    kind, value = self._hear(worker)
+                    kind, value = _hear(worker)
                     if kind is Reply.ITEM:
                         yield value
                     elif waiting:
                         worker.send(step, command, waiting.popleft())
                     else:
                         del busy[pipe]
-        finally:
-            if busy:  # the caller stopped listening: what is still to come must not answer the next command
-                self.kill()
 
     def kill(self) -> None:
         """End every process; the next command starts new ones."""
         for worker in self.workers:
             worker.kill()
 
-    def _hear(self, worker: Worker) -> tuple[Reply, Any]:
-        """One reply; any failure ends all workers, so that none goes on with half a session."""
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Whatever stops a step in the middle ends all workers, so that none goes on with half a session or an old answer."""
         try:
-            kind, value = worker.receive()
-        except EngineCrash:
+            yield
+        except BaseException:
             self.kill()
             raise
-        if kind is Reply.ERROR:
-            self.kill()
-            raise value
-        return kind, value
+
+
+def _ready(busy: Sequence[Worker]) -> list[Any]:
+    """The pipes of some workers at work that have something to say; waits for the first.
+
+    Raises:
+        EngineCrash: one of them hangs.
+    """
+    while True:
+        ready = multiprocessing.connection.wait([worker.pipe for worker in busy], liveness.POLL_S)
+        for worker in busy:
+            if worker.pipe not in ready:
+                worker.check()
+        if ready:
+            return ready
+
+
+def _hear(worker: Worker) -> tuple[Reply, Any]:
+    """One reply; raises the one that is an error."""
+    kind, value = worker.receive()
+    if kind is Reply.ERROR:
+        raise value
+    return kind, value

@@ -3,13 +3,16 @@
 The parent sends a command, a module-level function `f(state, **arguments)`, by reference. The worker answers with any number
 of items (what a generator yields), then with the result or the error. Between commands the state stays: loaded models are
 used again. File descriptors 1 and 2 go to the step's log, since the text of a native assert goes there and nowhere else.
+A log that cannot be written, on a full disk, costs its text and nothing else.
 The worker ends when its parent does, however that dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
+import io
 import os
 import signal
 import sys
@@ -22,7 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from quantkit.core.errors import EngineError, QuantkitError
+from quantkit.core.errors import EngineError, NoSpace, QuantkitError
+from quantkit.core.files import is_full
 
 _ORPHAN_POLL_S = 0.5
 
@@ -66,6 +70,7 @@ def worker_main(pipe: Connection, parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, args=(parent_pid,), daemon=True).start()
     state = WorkerState()
+    sys.stdout = sys.stderr = io.TextIOWrapper(_Log(), encoding="utf-8", errors="replace", write_through=True)
     while True:
         try:
             command, arguments, log_path = pipe.recv()
@@ -90,17 +95,43 @@ def _serve(pipe: Connection, state: WorkerState, command: Callable[..., Any], ar
         pipe.send((Reply.ERROR, error))
     except MemoryError:
         pipe.send((Reply.ERROR, EngineError(f"{command.__name__} ran out of memory: use fewer workers or smaller groups")))
+    except OSError as error:
+        traceback.print_exc()
+        pipe.send((Reply.ERROR, NoSpace(f"the disk is full, {_named(error)}: free some space and run again")
+                   if is_full(error) else EngineError(f"{command.__name__} failed: {_named(error)}")))
     except Exception as error:
         traceback.print_exc()  # into the step's log
-        sys.stderr.flush()
         pipe.send((Reply.ERROR, EngineError(f"{command.__name__} failed with {type(error).__name__}: {error}")))
 
 
+class _Log(io.RawIOBase):
+    """File descriptor 2 for Python's own texts; what it does not take is lost."""
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def fileno(self) -> int:
+        """That of the log."""
+        return 2
+
+    def write(self, data: Any) -> int:
+        """All of it, or as much as there is room for."""
+        with contextlib.suppress(OSError):
+            os.write(2, data)
+        return len(data)
+
+
+def _named(error: OSError) -> str:
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+
+
 def _redirect_output(log_path: Path) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

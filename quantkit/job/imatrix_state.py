@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.core.errors import RunLocked
 from quantkit.core.files import FolderLock, atomic_path, remove_leftovers
 from quantkit.engine.collect import Sums
 
@@ -93,10 +92,7 @@ def state_beside(target: Path, suffix: str = _SUFFIX) -> Iterator[Path]:
         RunLocked: another process works on the same target.
     """
     folder = target.with_name(f".{os.fsencode(target.name)[:_STEM_BYTES].decode(errors='ignore')}.quantkit-state")
-    try:
-        lock = FolderLock(folder).__enter__()
-    except RunLocked as error:
-        raise RunLocked(f"another process works on {target}: wait for it to end, or choose another output path") from error
+    lock = FolderLock(folder, target).__enter__()
     try:
         remove_leftovers(folder)
         yield folder

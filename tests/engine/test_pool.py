@@ -60,10 +60,13 @@ def test_an_unforeseen_error_names_the_command_and_leaves_its_trace_in_the_log(t
     assert "in stumble" in (tmp_path / "the_step.w0.log").read_text()
 
 
-@pytest.mark.parametrize(("command", "how"), [("abort", "SIGABRT"), ("kill_self", "SIGKILL"), ("leave", "exit status 0")])
+@pytest.mark.parametrize(("command", "how"), [
+    ("abort", "ended by SIGABRT"), ("kill_self", r"was killed \(signal 9\): probably out of memory"),
+    ("leave", "ended by exit status 0"),
+])
 def test_a_death_names_the_step_and_how_and_the_next_command_has_a_new_worker(tmp_path: Path, command: str, how: str) -> None:
     with WorkerPool(1, tmp_path) as pool:
-        with pytest.raises(EngineCrash, match=f"step one: the worker process ended by {how}"):
+        with pytest.raises(EngineCrash, match=f"step one: the worker process {how}"):
             pool.call("step one", getattr(commands, command))
         assert pool.call("add", commands.add, a=1, b=2) == 3
 
