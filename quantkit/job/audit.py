@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,12 +30,29 @@ _CHUNKS_A_TASK = 4
 Writer = Callable[[Subject, Mapping[int, Rows]], None]
 
 
+class Elsewhere(Protocol):
+    """Workers of other machines, whose rows are the same bits."""
+
+    def plan(self, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], memory_bytes: int | None,
+             max_group: int, progress: Progress) -> AuditLayout:
+        """Groups and panels that fit each of the machines."""
+
+    def rows(self, step: str, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], chunks: Sequence[int],
+             layout: AuditLayout, progress: Progress) -> Iterator[tuple[int, Rows]]:
+        """Rows of one chunk and one tier at a time, the tier by its index."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What may differ from run to run without moving a row."""
+    """What may differ from run to run without moving a row.
+
+    Attributes:
+        elsewhere: where base and tiers run, if not in the pool.
+    """
 
     memory_bytes: int | None = None
     max_group: int = 1 << 20
+    elsewhere: Elsewhere | None = None
 
 
 def audit(run: RunFolder, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], progress: Progress,
@@ -112,9 +129,11 @@ class _Audit:
                  write: Writer, step: str, keep_parts: bool) -> None:
         self._run, self._pool, self._evaluation, self._base, self._progress = run, pool, evaluation, base, progress
         self._write, self._step, self._keep_parts = write, step, keep_parts
+        self._elsewhere: Elsewhere | None = None
 
     def measure(self, tiers: Sequence[Subject], options: AuditOptions) -> dict[str, QuantkitError]:
         """Measure group by group; a group that dies is tried again tier by tier, so that the culprit is found."""
+        self._elsewhere = options.elsewhere
         layout = self._layout(tiers, options)
         self._progress.note(layout.describe())
         failed: dict[str, QuantkitError] = {}
@@ -135,6 +154,9 @@ class _Audit:
         return failed
 
     def _layout(self, tiers: Sequence[Subject], options: AuditOptions) -> AuditLayout:
+        if self._elsewhere is not None:
+            return self._elsewhere.plan(self._pool, self._evaluation, self._base, tiers, options.memory_bytes, options.max_group,
+                                        self._progress)
         return plan_layout(self._base.model, [tier.model for tier in tiers], self._evaluation.settings,
                            n_workers=len(self._pool.workers), n_chunk=len(self._evaluation.chunks),
                            memory_bytes=options.memory_bytes, scratch_bytes=free_disk_bytes(self._run.path),
@@ -148,15 +170,23 @@ class _Audit:
             missing = [int(c) for c in evaluation.chunks if any(int(c) not in file.chunks for file in files)]
             self._progress.start(self._name(tiers), len(evaluation.chunks) * len(tiers))
             self._progress.advance((len(evaluation.chunks) - len(missing)) * len(tiers))
-            for i, rows in self._panels(tiers, missing, layout) if layout.uses_panels else self._lockstep(tiers, missing):
-                if int(rows["chunk"][0]) not in files[i].chunks:
-                    files[i].append(rows)
+            for i, rows in self._rows(tiers, missing, layout):
+                files[i].append(rows)
                 self._progress.advance()
             self._progress.finish()
+        for file in files:
+            if absent := [int(c) for c in evaluation.chunks if int(c) not in file.chunks]:
+                raise EngineError(f"{self._name(tiers)}: expected the rows of {len(evaluation.chunks)} chunks, the workers gave "
+                                  f"none of {len(absent)}, the first {absent[0]}: run again, and if it comes back, report it")
         for tier, file in zip(tiers, files, strict=True):
             self._write(tier, file.chunks)
             if not self._keep_parts:
                 self._part_path(tier).unlink()
+
+    def _rows(self, tiers: Sequence[Subject], chunks: list[int], layout: AuditLayout) -> Iterator[tuple[int, Rows]]:
+        if self._elsewhere is not None:
+            return self._elsewhere.rows(self._name(tiers), self._evaluation, self._base, tiers, chunks, layout, self._progress)
+        return self._panels(tiers, chunks, layout) if layout.uses_panels else self._lockstep(tiers, chunks)
 
     def _name(self, tiers: Sequence[Subject]) -> str:
         return " ".join([self._step, *(tier.name for tier in tiers)])
@@ -165,7 +195,8 @@ class _Audit:
         return part_path(self._run, self._evaluation, self._base, tier)
 
     def _part_file(self, tier: Subject) -> PartFile:
-        return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens)
+        return PartFile(self._part_path(tier), self._evaluation.settings.n_ctx, self._evaluation.tokens,
+                        f"{self._step} {tier.name}")
 
     def _lockstep(self, tiers: Sequence[Subject], chunks: list[int]) -> Iterator[tuple[int, Rows]]:
         """Rows of one chunk and one tier at a time, the tier by its index."""
@@ -178,6 +209,9 @@ class _Audit:
         self._progress.note(f"llama.cpp allocated {format_bytes(allocated)} besides the mapped files")
         tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
         for item in self._pool.stream(name, score, tasks):
+            if len(item.tiers) != len(tiers):
+                raise EngineError(f"{name}: expected the rows of {len(tiers)} tiers, got those of {len(item.tiers)} from a worker "
+                                  "process: run again, and if it comes back, report it")
             yield from enumerate(item.tiers)
         self._pool.broadcast("close", close_group)
 
