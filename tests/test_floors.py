@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("core", "spec", "measure", "engine", "job", "report", "cli")
-HEAVY = {"llama_cpp", "pandas", "pyarrow", "matplotlib", "datasets", "huggingface_hub", "scipy", "gguf"}
+HEAVY = {"llama_cpp", "pandas", "pyarrow", "matplotlib", "datasets", "huggingface_hub", "scipy", "gguf", "dask", "distributed"}
 MAX_FILE_LINES = 320
 MAX_FUNCTION_LINES = 65
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import click
 from quantkit.core.errors import InputError
 from quantkit.core.units import parse_bytes
 from quantkit.engine.settings import Offload
-from quantkit.job.audit import AuditOptions
+from quantkit.job.audit import AuditOptions, Elsewhere
 from quantkit.job.sequential import parse_until
 from quantkit.job.session import RunOptions
 
@@ -51,6 +52,37 @@ def engine_options(command: _F) -> _F:
     return command
 
 
+def dask_options(command: _F) -> _F:
+    """Base and tiers run on the workers of a Dask cluster."""
+    for option in (
+        click.option("--dask", metavar="SCHEDULER",
+                     help="Run base and tiers on the workers of this Dask scheduler: tls://host:port, or tcp:// on this machine."),
+        click.option("--dask-resources", metavar="NAME=N,...", default="",
+                     help="Dask resources that a task takes [default: GPU=1 for each device, where layers are offloaded]."),
+        click.option("--dask-fetch", metavar="USER/MODEL[@REVISION]", default="",
+                     help="Where workers get model files that are not on a path they share with this machine."),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def open_dask(scheduler: str | None, resources: str, fetch: str) -> Iterator[Elsewhere | None]:
+    """The cluster that the options name; None where they name none.
+
+    Raises:
+        InputError: options that are not sound, or no scheduler to use them with.
+        EnvironmentFault: the cluster cannot be reached.
+    """
+    from quantkit.job.dask_cluster import connect
+    from quantkit.job.dask_options import read_dask
+
+    if scheduler is None and (resources or fetch):
+        raise InputError("expected --dask with a scheduler beside --dask-resources or --dask-fetch, got none")
+    with connect(read_dask(scheduler, resources, fetch) if scheduler is not None else None) as cluster:
+        yield cluster
+
+
 def measure_options(command: _F) -> _F:
     """What is measured beside rows, on request: each takes further passes."""
     for option in (
@@ -78,9 +110,9 @@ def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload
 
 def run_options(*, n_workers: int, memory: str | None, corpus: Path | None, calibration: Path | None, n_gpu_layers: int,
                 main_gpu: int, tensor_split: str, imatrix: Path | None = None, drop_files: bool = False, floors: bool = False,
-                weights: bool = False, until: str | None = None) -> RunOptions:
+                weights: bool = False, until: str | None = None, elsewhere: Elsewhere | None = None) -> RunOptions:
     """The engine options, and what is measured, as one record."""
     return RunOptions(n_workers=n_workers, corpus=corpus, calibration=calibration, imatrix=imatrix, drop_files=drop_files,
                       floors=floors, weights=weights, until=parse_until(until) if until else None,
                       offload=read_offload(n_gpu_layers, main_gpu, tensor_split),
-                      audit=AuditOptions(memory_bytes=parse_bytes(memory) if memory else None))
+                      audit=AuditOptions(memory_bytes=parse_bytes(memory) if memory else None, elsewhere=elsewhere))

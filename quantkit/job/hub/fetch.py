@@ -123,6 +123,11 @@ def _plain_path(target: Path, name: str) -> Path:
 
 
 def _fetch_file(hub: Hub, file: RemoteFile, commit: str, target: Path, entry: Entry, progress: Progress) -> None:
+    """Download one file below a folder, from where an earlier try ended; it has its name once its sha256 is the expected one.
+
+    Raises:
+        EnvironmentFault: the download failed or was damaged.
+    """
     path = _plain_path(target, entry.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{entry.sha256}.part")
