@@ -1,11 +1,13 @@
 """Given texts as a chat model sees them: its own template, its own special tokens. Worker processes only: a template is a program.
 
-The template runs in jinja2's sandbox, and its clock stands still, so that a prompt is the same on every day.
+The template runs in jinja2's sandbox and within limits of time, memory and length. Its clock stands still, so that a prompt is the
+same on every day.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.library import load_library
 from quantkit.engine.model import Model, Tokens
+from quantkit.engine.template_limits import check_template, join_text, limits
 from quantkit.engine.worker import WorkerState
 
 _TODAY = date(2026, 1, 1)
@@ -62,13 +65,20 @@ def render(template: str, text: str, bos: str, eos: str) -> str:
 
 def render_messages(template: str, messages: Sequence[Mapping[str, Any]], bos: str, eos: str, *,
                     add_generation_prompt: bool) -> str:
-    """A conversation as a template writes it."""
+    """A conversation as a template writes it.
+
+    Raises:
+        Exception: of any kind that a template can raise; BeyondLimits, where it takes too much.
+    """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    check_template(template)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = _to_json
     environment.globals.update(raise_exception=_refuse, strftime_now=_TODAY.strftime)
-    return environment.from_string(template).render(messages=messages, add_generation_prompt=add_generation_prompt, bos_token=bos,
-                                                    eos_token=eos)
+    with limits():
+        return join_text(environment.from_string(template).generate(
+            messages=messages, add_generation_prompt=add_generation_prompt, bos_token=bos, eos_token=eos))
 
 
 def marker_texts(model: Model) -> tuple[str, str]:
@@ -76,6 +86,12 @@ def marker_texts(model: Model) -> tuple[str, str]:
     lib = load_library()
     vocab = lib.llama_model_get_vocab(model.handle)
     return _piece(lib, vocab, int(lib.llama_vocab_bos(vocab))), _piece(lib, vocab, int(lib.llama_vocab_eos(vocab)))
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+             sort_keys: bool = False) -> str:
+    """JSON as templates expect it, without the escapes for html that jinja2's own filter writes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:

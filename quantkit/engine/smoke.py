@@ -22,6 +22,7 @@ from typing import Any
 
 from quantkit.core.errors import EngineError
 from quantkit.engine.library import load_library
+from quantkit.engine.template_limits import check_template, limits
 from quantkit.engine.vetted import native_path
 from quantkit.engine.worker import WorkerState
 
@@ -121,13 +122,15 @@ def _load(lib: Any, path: Path, n_threads: int) -> Any:
 
 
 def _as_chat(lib: Any, model: Any, template: str, prompt: str) -> str:
-    """The prompt as one user message. The template is a stranger's, and llama-cpp-python renders it in a sandbox."""
+    """The prompt as one user message. The template is a stranger's, and llama-cpp-python renders it in a sandbox; limits are ours."""
     vocab = lib.llama_model_get_vocab(model.model)
     texts = [lib.llama_vocab_get_text(vocab, token).decode(errors="replace") if token >= 0 else ""
              for token in (model.token_eos(), model.token_bos())]
     try:
-        formatter = lib.llama_chat_format.Jinja2ChatFormatter(template=template, eos_token=texts[0], bos_token=texts[1])
-        return str(formatter(messages=[{"role": "user", "content": prompt}]).prompt)
+        check_template(template)
+        with limits():
+            formatter = lib.llama_chat_format.Jinja2ChatFormatter(template=template, eos_token=texts[0], bos_token=texts[1])
+            return str(formatter(messages=[{"role": "user", "content": prompt}]).prompt)
     except Exception as error:  # whatever a template can raise
         raise EngineError(f"the chat template of the file cannot be applied: {type(error).__name__}: {error}") from error
 
