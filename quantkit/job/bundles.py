@@ -22,7 +22,8 @@ from typing import Any
 
 from quantkit.core.errors import EnvironmentFault, InputError
 from quantkit.core.files import FolderLock, pretty_json, sha256_file, sync_file, sync_folder, temp_path, write_atomic
-from quantkit.job.hub.names import MANIFEST, Entry, read_listing
+from quantkit.job.hub.names import MANIFEST, Entry, add_apart, read_listing
+from quantkit.job.manifest import APART
 from quantkit.job.rundir import read_json
 
 LABEL = "label.json"
@@ -129,7 +130,12 @@ def open_store(path: Path) -> Iterator[Store]:
 
 def _copy_bundle(run: Path, target: Path) -> None:
     data = (run / MANIFEST).read_bytes()
-    for entry in read_listing(data, str(run / MANIFEST)).entries:
+    listing = read_listing(data, str(run / MANIFEST))
+    if (run / APART).exists():
+        apart = (run / APART).read_bytes()
+        listing = add_apart(listing, apart, str(run / APART))
+        write_atomic(target / APART, apart)
+    for entry in listing.entries:
         destination = target / entry.path
         destination.parent.mkdir(parents=True, exist_ok=True)
         if not (entry.path.startswith("quants/") and _link(run / entry.path, destination)):

@@ -4,6 +4,9 @@
 measured: what tables print. It does not depend on when, where or with how many workers the run was made, nor on what is computed
 from rows (pairs, slices, reports), nor on whether the tiers' files were kept. `seal` is the sha256 of everything else in the
 manifest: it makes a changed byte show, and proves nothing about who wrote it; a result id that was published does.
+
+What names a machine is published too, but listed apart, in report/speed.manifest.json, so that the manifest is the same bytes
+wherever a run is made: report/speed.*, and the page and the card, which show the speeds beside the table.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,11 @@ from quantkit.spec.protocol import Protocol
 from quantkit.spec.refpack_records import PackBase
 
 SCHEMA = 1
-_LIBRARIES = ("gguf", "llama-cpp-python", "matplotlib", "numpy", "pandas", "pyarrow", "scipy")
+LIBRARIES = ("gguf", "llama-cpp-python", "matplotlib", "numpy", "pandas", "pyarrow", "scipy")
 _NOT_IN_BUNDLE = {"logs", "parts"}
-_NOT_LISTED = {"manifest.json", "run.json", ".lock", "label.json"}  # label.json: what a gate said of the bundle
+APART = "report/speed.manifest.json"  # the listing of what names a machine
+_NOT_LISTED = {"manifest.json", "run.json", ".lock", "label.json", APART}  # label.json: what a gate said of the bundle
+_CARDS = {"README.md", "report/README.md"}
 _IDENTITY = ("rows_version", "protocol", "base", "corpus", "token_ids_sha256", "further_corpora", "imatrix", "build", "tiers")
 _NOT_EVIDENCE = {"quants", "report"}  # tiers' files are in `tiers` by hash, dropped or not
 _COMPUTED = {"pairs.json", "slices.json"}
@@ -73,7 +78,7 @@ def write_manifest(run: RunFolder, protocol: Protocol, base: Subject | PackBase,
         "further_corpora": [{"name": text.corpus.name, "sha256": text.corpus.sha256, "token_ids_sha256": text.token_ids_sha256}
                             for _, text in further],
         "imatrix": imatrix, "build": _build_facts(evaluation),
-        "libraries": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}},
+        "libraries": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in LIBRARIES}},
         "tiers": {name: {**record, **_hashes(run, name)} for name, record in sorted(tiers.items())},
     }
     facts["files"] = list_files(run.path, facts["tiers"])
@@ -114,28 +119,42 @@ def refresh_files(run: RunFolder) -> None:
 
 
 def list_files(folder: Path, tiers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every file of the bundle by its relative path: sha256 and size. Logs, parts, times and speeds are not in it.
+    """Every file that the manifest lists, by its relative path: sha256 and size. Not logs, parts, and what is listed apart.
 
     A tier's file is listed by the hash that it had when it was measured, as long as its size is the same: what happened to it since
     must not be blessed, and hashing a ladder takes minutes.
     """
     known = {(f"quants/{record['file']}", record["size_bytes"]): record["sha256"] for record in tiers.values()}
-    out = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name, size_bytes = path.relative_to(folder).as_posix(), path.stat().st_size
-        if is_bundle_file(name):
-            out[name] = {"sha256": known.get((name, size_bytes)) or sha256_file(path), "size_bytes": size_bytes}
-    return out
+    return _list(folder, lambda name: not is_apart(name), known)
 
 
 def is_bundle_file(name: str) -> bool:
-    """Whether a file of a run directory, by its relative path, belongs to the bundle and must be listed."""
-    return not (name in _NOT_LISTED or name.split("/")[0] in _NOT_IN_BUNDLE or name.startswith("report/speed."))
+    """Whether a file of a run directory, by its relative path, belongs to the bundle and must be listed, here or apart."""
+    return name not in _NOT_LISTED and name.split("/")[0] not in _NOT_IN_BUNDLE
+
+
+def is_apart(name: str) -> bool:
+    """Whether a file of the bundle may name a machine: the speeds, and the page and the card that show them."""
+    return name in _CARDS or name.startswith("report/speed.") or (name.startswith("report/") and name.endswith("/report.html"))
+
+
+def _list(folder: Path, wanted: Callable[[str], bool], known: Mapping[tuple[str, int], str]) -> dict[str, dict[str, Any]]:
+    out = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name, size_bytes = path.relative_to(folder).as_posix(), path.stat().st_size
+        if is_bundle_file(name) and wanted(name):
+            out[name] = {"sha256": known.get((name, size_bytes)) or sha256_file(path), "size_bytes": size_bytes}
+    return out
 
 
 def _write(run: RunFolder, manifest: Mapping[str, Any]) -> None:
     facts = {key: value for key, value in manifest.items() if key != "seal"}
     write_json(run.manifest, {**facts, "seal": seal_of(facts)})
+    apart = _list(run.path, is_apart, {})
+    if apart and "result_id" in facts:
+        write_json(run.path / APART, {"result_id": facts["result_id"], "files": apart})
+    else:
+        (run.path / APART).unlink(missing_ok=True)
 
 
 def _is_evidence(name: str) -> bool:

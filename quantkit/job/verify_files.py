@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from quantkit.core.errors import InputError
 from quantkit.core.files import pretty_json, sha256_file
-from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, Entry, read_listing
-from quantkit.job.manifest import SCHEMA, is_bundle_file, result_id_of, seal_of
+from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, Entry, Listing, add_apart, read_listing
+from quantkit.job.manifest import APART, SCHEMA, is_bundle_file, result_id_of, seal_of
 from quantkit.job.verify_findings import Findings
 
 _CARD, _REPORT_CARD = "README.md", "report/README.md"  # the same file: where a repository has it, and where a run does
@@ -66,6 +66,22 @@ def check_manifest(folder: Path, findings: Findings, expected_id: str | None) ->
         findings.equal("result id", MANIFEST, "result_id", result_id_of(facts), facts["result_id"])
     if held is not None and expected_id is not None:
         findings.equal("result id", MANIFEST, "the result that was asked for,", expected_id, held.facts["result_id"])
+    return None if held is None else _with_apart(folder, held, listing, findings)
+
+
+def _with_apart(folder: Path, held: Manifest, listing: Listing, findings: Findings) -> Manifest:
+    """The manifest with the entries of the listing apart, where there is one and it is sound."""
+    path = folder / APART
+    if not path.exists() and not path.is_symlink():
+        return held
+    with findings.reading("manifest", APART, "a listing of what names a machine"):
+        if not _is_regular(path) or path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise InputError(f"no regular file, or more than {MAX_MANIFEST_BYTES} bytes")
+        data = path.read_bytes()
+        both = add_apart(listing, data, APART)
+        if pretty_json(json.loads(data)) != data:
+            raise InputError("other bytes than quantkit writes for these words")
+        return Manifest(held.facts, {entry.path: entry for entry in both.entries})
     return held
 
 

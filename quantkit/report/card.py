@@ -21,7 +21,7 @@ from quantkit.core.errors import InputError
 from quantkit.core.files import write_atomic
 from quantkit.core.units import format_bytes
 from quantkit.job.manifest import refresh_files
-from quantkit.report.cells import estimate_text
+from quantkit.report.cells import estimate_text, rate_text, speed_notes
 from quantkit.report.escape import base_name, md_text, plain_line, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
@@ -130,7 +130,7 @@ def _block_lines(data: RunData, root: str) -> Iterator[str]:
     if guidance or data.sentences:
         yield from ("", "## Which file?", "", *(f"- {md_text(line)}" for line in guidance),
                     *(f"- **{md_text(tier)}**: {md_text(sentence)}" for tier, sentence in data.sentences.items()))
-    yield from ("", "## Retention", "", *_table(data, root), "", *_notes(data))
+    yield from ("", "## Retention", "", *_table(data, root), "", *_speed_table(data), *_notes(data))
     shown = [name for name in NAMES if (data.run.report / f"{name}.png").exists()]
     yield from ("", *(f"![{_ALT[name]}]({_link(root)}report/{name}.png)" for name in shown))
     yield from ("", "## What was not measured", "", *(f"- {md_text(line)}" for line in not_measured(data)))
@@ -153,6 +153,19 @@ def _table(data: RunData, root: str) -> list[str]:
         cells += [fit.text.replace(">", "&gt;") for fit in card_fits(row, data.plans.get(row.tier), base)] if base else []
         rows.append(cells)
     return ["| " + " | ".join(cells) + " |" for cells in rows]
+
+
+def _speed_table(data: RunData) -> list[str]:
+    """How fast the tiers are, under the table of what they keep; nothing where none was timed."""
+    if not data.speeds:
+        return []
+    rows = [["Tier", "Prompt tok/s", "Decode tok/s", "Peak memory"], [":---", "---:", "---:", "---:"]]
+    for row in data.tiers:
+        if (speed := data.speeds.get(row.tier)) is not None:
+            plain = speed.plain
+            rows.append([md_text(row.tier), rate_text(plain.prompt_tokens_per_s), rate_text(plain.decode_tokens_per_s),
+                         format_bytes(plain.peak_memory_bytes)])
+    return [*("| " + " | ".join(cells) + " |" for cells in rows), ""]
 
 
 def _tier(row: TableRow, data: RunData, root: str) -> str:
@@ -184,6 +197,7 @@ def _notes(data: RunData) -> Sequence[str]:
     if data.base and data.base.memory:
         lines.append(f"Card: the smallest of {', '.join(map(str, CARDS_GIB))} GiB (2^30 bytes) that holds every layer, an F16 KV "
                      "cache and buffers. A file's size is not its memory.")
+    lines += [md_text(note) for note in speed_notes(data.speeds.values())]
     lines += [f"† {md_text(row.tier)}: {100 * row.substituted:.1f} % of parameters have another type than was asked for; believe "
               "its bpw, not its name." for row in data.tiers if row.substituted]
     return [line for pair in ((text, "") for text in lines) for line in pair][:-1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quantkit.report.escape import significant, with_error
+from quantkit.report.mtp_report import machine_words
 from quantkit.spec.records import Estimate
+from quantkit.spec.speed_records import SpeedResult
 
 
 def estimate_text(estimate: Estimate, *, percent: bool = False, signed: bool = False) -> str:
@@ -21,3 +25,18 @@ def interval_text(estimate: Estimate) -> str:
     if estimate.lo is None or estimate.hi is None:
         return significant(estimate.value, 3)
     return f"{significant(estimate.value, 3)} [{significant(estimate.lo, 3)}, {significant(estimate.hi, 3)}]"
+
+
+def rate_text(value: float | None) -> str:
+    """Tokens a second: `1,234`, `85.3`; empty where nothing was timed."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def speed_notes(speeds: Iterable[SpeedResult]) -> list[str]:
+    """What speeds were taken on, machine by machine; none where there are no speeds."""
+    by_machine: dict[str, list[str]] = {}
+    for speed in speeds:
+        by_machine.setdefault(machine_words(speed), []).append(speed.tier)
+    return [f"Speed and peak memory: {machine}{'' if len(by_machine) == 1 else ' (' + ', '.join(tiers) + ')'}. The trunk alone, "
+            "one sequence; prompt processing and decoding apart. The peak is the process's, pages mapped from the file included. "
+            "Another machine has other speeds." for machine, tiers in by_machine.items()]

@@ -1,4 +1,4 @@
-"""What MTP heads accept, on the page; speeds belong to a machine and stand in report/speed.*."""
+"""What MTP heads accept, on the page; what they gain belongs to a machine and stands in report/speed.*."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ["Tier", "Head", "Head size", "Accepted", "of drafted", "Tokens a ste
 _NOTES = ["Accepted: tokens of the drafts that the trunk kept, with the longest drafts; ± over prompts. Teacher-forced: how often "
           "the head's first choice is the trunk's, given the true text; ± over articles. Unquantized head: the same of the base's "
           "own head on the same trunk.",
-          "Speed is not here: it belongs to a machine, see report/speed.md."]
+          "What drafts gain in time belongs to a machine: see report/speed.md."]
 
 
 def mtp_section(results: Sequence[MtpResult]) -> list[Html]:

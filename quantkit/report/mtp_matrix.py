@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from quantkit.core.files import pretty_json, write_atomic
 from quantkit.core.units import format_bytes
+from quantkit.job.manifest import refresh_files
 from quantkit.job.rundir import RunFolder
 from quantkit.report.escape import csv_text, md_text, with_error
 from quantkit.report.mtp_report import md_table
@@ -28,7 +29,7 @@ COLUMNS = (*_FIELDS, "speedup", "speedup_lo", "speedup_hi", "problems")
 
 
 def write_matrix(run: RunFolder, cells: Sequence[MatrixCell]) -> str:
-    """Write report/speed.matrix.md, .csv, .json, .png and .svg; returns the markdown."""
+    """Write report/speed.matrix.md, .csv, .json, .png and .svg, and list them; returns the markdown."""
     text = matrix_md(cells)
     write_atomic(run.report / "speed.matrix.md", text.encode())
     write_atomic(run.report / "speed.matrix.csv", matrix_csv(cells).encode())
@@ -36,6 +37,8 @@ def write_matrix(run: RunFolder, cells: Sequence[MatrixCell]) -> str:
     picture = plot_matrix(cells)
     write_atomic(run.report / "speed.matrix.png", picture.png)
     write_atomic(run.report / "speed.matrix.svg", picture.svg)
+    if run.manifest.exists():
+        refresh_files(run)
     return text
 
 

@@ -1,15 +1,17 @@
 """What heads are worth, as tables: acceptance (in the bundle) and speed (apart, since it names this machine).
 
     report/mtp.md                 one row a tier, from RUN/mtp/<tier>.json
-    report/speed.md, speed.json   one row a tier and draft length, from parts/speed/<tier>.json, and what it means in words
+    report/speed.json             every tier's times, from parts/speed/<tier>.json: what a report knows of speed
+    report/speed.md               one row a tier and draft length, and what it means in words
 Nothing is computed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quantkit.core.files import pretty_json, write_atomic
 from quantkit.core.units import format_bytes
@@ -22,6 +24,7 @@ from quantkit.spec.speed_records import DraftSpeed, Ratio, SpeedResult
 
 _Record = TypeVar("_Record", MtpResult, SpeedResult)
 
+_MAX_BYTES = 64 << 20
 _ACCEPTANCE = ("tier", "head", "head bytes", "n_draft", "drafted", "accepted", "acceptance", "tokens a step", "teacher-forced",
                "unquantized head", "without prompt", "lossless", "voided", "check")
 _SPEED = ("tier", "n_draft", "prompt tok/s", "decode tok/s", "speedup", "95 %", "with prompt", "step costs", "step yields",
@@ -34,17 +37,27 @@ def read_results(run: RunFolder) -> list[MtpResult]:
 
 
 def read_speeds(run: RunFolder) -> list[SpeedResult]:
-    """The times of a run, by tier."""
-    return _read_all(run.parts / "speed", SpeedResult)
+    """The times that report/speed.json holds, by tier; of a bundle that came without any, none. The file may be a stranger's."""
+    path = run.report / "speed.json"
+    try:
+        value = json.loads(path.read_bytes()) if path.stat().st_size <= _MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return []
+    return _records(value if isinstance(value, list) else [], SpeedResult)
+
+
+def keep_speeds(run: RunFolder) -> None:
+    """Write report/speed.json from what was timed here; of a run that was timed elsewhere it stays as it is."""
+    if speeds := _read_all(run.parts / "speed", SpeedResult):
+        write_atomic(run.report / "speed.json", pretty_json([record_to_json(record) for record in speeds]))
 
 
 def write_mtp_report(run: RunFolder) -> tuple[str, str]:
     """Write report/mtp.md, report/speed.md and report/speed.json, and list them; returns the texts of the first two."""
-    results, speeds = read_results(run), read_speeds(run)
-    acceptance, speed = acceptance_md(results), speed_md(speeds)
+    keep_speeds(run)
+    acceptance, speed = acceptance_md(read_results(run)), speed_md(read_speeds(run))
     write_atomic(run.report / "mtp.md", acceptance.encode())
     write_atomic(run.report / "speed.md", speed.encode())
-    write_atomic(run.report / "speed.json", pretty_json([record_to_json(record) for record in speeds]))
     if run.manifest.exists():
         refresh_files(run)
     return acceptance, speed
@@ -61,7 +74,7 @@ def speed_md(speeds: Sequence[SpeedResult]) -> str:
     """The speed table, the machine, and each tier's verdict in words."""
     rows = [row for speed in speeds for row in _speed_rows(speed)]
     lines = [f"- {md_text(speed.tier)}: {words}" for speed in speeds for words in describe_speed(speed)]
-    machines = sorted({_machine(speed) for speed in speeds})
+    machines = sorted({f"{machine_words(speed)}; {_runs(speed)}" for speed in speeds})
     return ("# Speed on this machine\n\n" + "\n".join(md_text(machine) for machine in machines) + "\n\n" + md_table(_SPEED, rows)
             + ("\n" + "\n".join(lines) + "\n" if lines else ""))
 
@@ -102,11 +115,16 @@ def md_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _read_all(folder: Path, kind: type[_Record]) -> list[_Record]:
+    return _records((read_json(path) for path in sorted(folder.glob("*.json"))), kind)
+
+
+def _records(values: Iterable[Any], kind: type[_Record]) -> list[_Record]:
+    """Values as records; those of another version are left out."""
     out = []
-    for path in sorted(folder.glob("*.json")):
+    for value in values:
         try:
-            out.append(record_from_json(kind, read_json(path)))
-        except (KeyError, TypeError):
+            out.append(record_from_json(kind, value))
+        except (KeyError, OverflowError, TypeError):
             continue
     return out
 
@@ -159,10 +177,16 @@ def _speed_rows(speed: SpeedResult) -> Iterator[list[str]]:
                "" if speed.draft_peak_memory_bytes is None else format_bytes(speed.draft_peak_memory_bytes)]
 
 
-def _machine(speed: SpeedResult) -> str:
+def machine_words(speed: SpeedResult) -> str:
+    """What a tier was timed on."""
     m = speed.machine
-    return (f"{m.processor}, {m.n_cores} cores, {m.n_threads} threads, {m.backend}, llama.cpp {m.llama_cpp_commit}; "
-            f"{speed.n_prompt} prompts, {speed.repeats} repeats, {speed.n_warmup} warm-up runs dropped; {speed.sampling}")
+    return f"{m.processor}, {m.n_cores} cores, {m.n_threads} threads, {m.backend}, llama.cpp {m.llama_cpp_commit}"
+
+
+def _runs(speed: SpeedResult) -> str:
+    voided = f" ({speed.n_voided} voided)" if speed.n_voided else ""
+    return (f"{speed.n_prompt + speed.n_voided} prompts{voided}, {speed.repeats} repeats, {speed.n_warmup} warm-up runs dropped; "
+            f"{speed.sampling}")
 
 
 def _percent(d: DraftSpeed) -> str:

@@ -25,6 +25,8 @@ def not_measured(data: RunData) -> list[str]:
         lines.append("Where in the text a tier differs: no slices were made.")
     if not data.mtp:
         lines.append("What an MTP head accepts on these tiers.")
+    if not data.speeds:
+        lines.append("How fast the tiers are: none was timed.")
     if data.base is None or not data.base.memory:
         lines.append("Memory: the header's numbers were not at hand.")
     lines.append(f"Other arithmetic than {header.backend} with llama.cpp {header.llama_commit}: on another backend the same files "

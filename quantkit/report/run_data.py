@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from quantkit.core.errors import InputError
 from quantkit.job.fit import read_base
 from quantkit.job.rundir import RunFolder, read_json
-from quantkit.report.mtp_report import read_results
+from quantkit.report.mtp_report import read_results, read_speeds
 from quantkit.report.sentences import tier_sentences
 from quantkit.report.table import TableHeader, TableRow, order_rows
 from quantkit.spec.base_facts import BaseFacts
@@ -24,6 +24,7 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import reference_notes
+from quantkit.spec.speed_records import SpeedResult
 from quantkit.spec.verdict_records import Floor, Slices, Verdicts, WeightsKld
 
 _Record = TypeVar("_Record", Verdicts, Floor, Slices, WeightsKld)
@@ -38,6 +39,7 @@ class RunData:
         plans: by tier; none for a file that came from elsewhere.
         verdicts: of the pairs of all these tiers; None where they were not computed, or of other rows than these.
         floors: by the sha256 of the file.
+        speeds: by tier, on the machine that each names; of tiers of this table alone.
     """
 
     run: RunFolder
@@ -51,6 +53,7 @@ class RunData:
     floors: Mapping[str, Floor]
     slices: tuple[Slices, ...]
     mtp: tuple[MtpResult, ...]
+    speeds: Mapping[str, SpeedResult]
 
     @property
     def tiers(self) -> tuple[TableRow, ...]:
@@ -114,7 +117,8 @@ def read_run(path: Path, corpus: str = "") -> RunData:
         run=run, manifest=manifest, protocol=protocol, header=header,
         rows=tuple(_with_measures(run, row, verdicts) for row in rows), plans=plans, base=read_base(run), verdicts=verdicts,
         floors={floor.sha256: floor for floor in floors}, slices=tuple(slices),
-        mtp=_mtp(run, [row.tier for row in rows]))
+        mtp=_mtp(run, [row.tier for row in rows]),
+        speeds={s.tier: s for s in read_speeds(run) if s.tier in manifest["tiers"]})
 
 
 def _summary(run: RunFolder, tier: str) -> dict[str, Any]:

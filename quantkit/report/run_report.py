@@ -1,9 +1,10 @@
 """The report of a run directory: tables, pictures and the page, all from its records, and the same bytes every time.
 
-    report/ retention.md .csv .json .parquet  report.html  kld_vs_size.png .svg  ...
+    report/ retention.md .csv .json .parquet  kld_vs_size.png .svg  ...  mtp.md
+            report.html  speed.md .json            what was timed, on the machine that it names; listed apart
             <corpus>/ the same of a second and later text
 
-Nothing is computed here. Beside them stand mtp.md, and what belongs to one machine and is no part of the bundle: speed.*.
+Nothing is computed here. report/speed.json is the record of the times: whoever has the bundle makes the page from it again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quantkit.job.fit import keep_base
 from quantkit.job.manifest import refresh_files
 from quantkit.job.rundir import RunFolder
 from quantkit.report.html import report_html
-from quantkit.report.mtp_report import read_results, write_mtp_report
+from quantkit.report.mtp_report import acceptance_md, keep_speeds, read_results, read_speeds, speed_md
 from quantkit.report.pictures import NAMES, draw_run, draw_texts
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData, read_run, read_texts
@@ -49,14 +50,13 @@ def write_report(path: Path) -> Tables:
     """
     run = RunFolder(path=path)
     keep_base(run)
+    keep_speeds(run)
     refresh_files(run)  # the id that the tables print is that of everything measured so far
     made = render_report(run)
     for name in report_names(made) - set(made):
         (run.path / name).unlink(missing_ok=True)  # a picture of what is no longer there
     for name, content in made.items():
         write_atomic(run.path / name, content)
-    if read_results(run):
-        write_mtp_report(run)
     refresh_files(run)
     texts = [made[f"report/retention.{kind}"].decode() for kind in ("md", "csv", "json")]
     return Tables(*texts)
@@ -76,6 +76,10 @@ def render_report(run: RunFolder) -> dict[str, bytes]:
         if len(texts) > 1 and data is texts[0]:
             pictures = {"kld_by_text": draw_texts(texts), **pictures}
         out |= {folder + name: content for name, content in _render_text(data, pictures).items()}
+    if results := read_results(run):
+        out["report/mtp.md"] = acceptance_md(results).encode()
+    if speeds := read_speeds(run):
+        out["report/speed.md"] = speed_md(speeds).encode()
     return out
 
 
@@ -96,7 +100,8 @@ def report_names(made: Iterable[str]) -> set[str]:
     """Every path that a report with these files could have: what of it is there and was not made is out of date."""
     kinds = [f"retention.{kind}" for kind in ("md", "csv", "json", "parquet")] + ["report.html"]
     kinds += [f"{name}.{kind}" for name in NAMES for kind in ("png", "svg")]
-    return {f"{folder}/{kind}" for folder in {name.rpartition("/")[0] for name in made} for kind in kinds}
+    return ({f"{folder}/{kind}" for folder in {name.rpartition("/")[0] for name in made} for kind in kinds}
+            | {"report/mtp.md", "report/speed.md"})
 
 
 def make_tables(run: RunFolder) -> Tables:

@@ -14,7 +14,7 @@ import pytest
 from quantkit import __version__
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import pretty_json
-from quantkit.job.manifest import list_files, result_id_of, seal_of
+from quantkit.job.manifest import APART, list_files, refresh_files, result_id_of, seal_of
 from quantkit.job.parts import read_parquet, write_parquet
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.verify import verify_bundle
@@ -56,6 +56,8 @@ def rewrite(bundle: Path, change: Callable[[dict[str, Any]], object], *, relist:
         facts["files"] = list_files(bundle, facts["tiers"])
     facts["result_id"] = result_id_of(facts)
     path.write_bytes(pretty_json({**facts, "seal": seal_of(facts)}))
+    if relist:
+        refresh_files(RunFolder(path=bundle))
 
 
 def test_a_whole_bundle_passes_in_a_real_worker(bundle: Path) -> None:
@@ -85,8 +87,7 @@ def test_missing_added_and_changed_files_are_named(bundle: Path) -> None:
 
 
 def test_what_is_no_part_of_a_bundle_may_lie_beside_it(bundle: Path) -> None:
-    for name in ("run.json", ".lock", "logs/native.log", "parts/audit/x.rows", "report/speed.md", ".gitattributes", ".cache/hub/x",
-                 "label.json"):
+    for name in ("run.json", ".lock", "logs/native.log", "parts/audit/x.rows", ".gitattributes", ".cache/hub/x", "label.json"):
         (bundle / name).parent.mkdir(parents=True, exist_ok=True)
         (bundle / name).write_text("x")
     assert failures(bundle) == []
@@ -253,6 +254,26 @@ def test_a_card_may_stand_at_the_top_as_a_repository_shows_it(bundle: Path) -> N
     assert failures(bundle) == []
     (bundle / "README.md").write_text("# B card\n")
     assert failures(bundle) == [("report/README.md", "files")]
+
+
+def test_what_names_a_machine_is_listed_apart_and_held_all_the_same(bundle: Path) -> None:
+    before = read_json(bundle / "manifest.json")
+    (bundle / "report").mkdir()
+    (bundle / "report" / "speed.json").write_text("[]")
+    assert failures(bundle) == [("report/speed.json", "files")]  # nothing lists it
+    rewrite(bundle, lambda facts: None, relist=True)
+    assert read_json(bundle / "manifest.json") == before
+    assert failures(bundle) == []
+    (bundle / "report" / "speed.json").write_text("[1]")
+    assert failures(bundle) == [("report/speed.json", "files")]
+    (bundle / "report" / "speed.json").write_text("[]")
+    listing, entry = read_json(bundle / APART), {"sha256": "0" * 64, "size_bytes": 1}
+    lies = [({name: entry}, listing["result_id"]) for name in ("audit/A/rows.parquet", "plan/new.json", "../report/report.html")]
+    for files, result_id in [*lies, (listing["files"], "0" * 64)]:
+        (bundle / APART).write_bytes(pretty_json({"result_id": result_id, "files": files}))
+        assert (APART, "manifest") in failures(bundle)
+    (bundle / APART).write_bytes(b"[" * 100_000)
+    assert (APART, "manifest") in failures(bundle)
 
 
 def test_a_failed_verification_is_an_error_with_its_first_failure(bundle: Path) -> None:

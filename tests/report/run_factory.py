@@ -15,9 +15,11 @@ from quantkit.job.parts import write_parquet
 from quantkit.job.rundir import RunFolder, write_json
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.base_facts import BaseFacts
+from quantkit.spec.json_records import record_to_json
 from quantkit.spec.memory_fit import ContextMemory
 from quantkit.spec.plan_records import Change, Plan, PlanRow, tensor_size
 from quantkit.spec.protocol import load_protocol, write_protocol
+from quantkit.spec.speed_records import Machine, PlainSpeed, Ratio, SpeedResult
 from tests.measure.synthetic import make_rows
 
 TIERS = {"Q8_0": 0.002, "Q4_K_M": 0.02, "IQ1_M": 0.3}
@@ -96,3 +98,13 @@ def make_base() -> BaseFacts:
 def change_json(path: Path, **values: Any) -> None:
     """Replace keys of a JSON file."""
     write_json(path, {**json.loads(path.read_bytes()), **values})
+
+
+def add_speed(run: RunFolder, tier: str, *, decode_tokens_per_s: float = 85.25) -> None:
+    """A tier's times as a run leaves them, on a machine with a name that is no markup."""
+    machine = Machine(processor="Some <CPU>", n_cores=8, n_threads=4, backend="CPU", llama_cpp_commit="abc", system_info="AVX2 = 1")
+    plain = PlainSpeed(prompt_tokens_per_s=1234.56, decode_tokens_per_s=decode_tokens_per_s, peak_memory_bytes=3 << 30,
+                       noise=Ratio(value=None, reason="fewer than two repeats"))
+    write_json(run.record("speed", tier), record_to_json(SpeedResult(
+        check_id="c", tier=tier, file=f"tiny-{tier}.gguf", machine=machine, n_prompt=3, n_voided=0, repeats=1, n_warmup=1,
+        sampling="temperature 0.8", plain=plain, drafts=(), draft_peak_memory_bytes=None, best_n_draft=None)))

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from quantkit.cli.report import report
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.units import GIB
-from quantkit.job.manifest import refresh_files
+from quantkit.job.manifest import APART, refresh_files
 from quantkit.job.rundir import RunFolder, write_json
 from quantkit.report.card import BEGIN, END, CardOptions, card_block, front_matter, missing_keys, new_card, updated_card, write_card
 from quantkit.report.check import check_card
@@ -123,7 +123,7 @@ def test_check_finds_a_block_that_is_out_of_date(run: RunFolder) -> None:
     with pytest.raises(InputError, match="expected a card at"):
         check_card(card, run.path)
     write_card(card, updated_card(card, data, CardOptions(quantized_by="me")), data)
-    assert "README.md" in json.loads(run.manifest.read_bytes())["files"]
+    assert "README.md" in json.loads((run.path / APART).read_bytes())["files"]
     assert "](report/retention.csv)" in card.read_text("utf-8")
     check_card(card, run.path)
     card.write_text(card.read_text("utf-8").replace("IQ1", "IQ9"), "utf-8")

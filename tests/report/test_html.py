@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html.parser
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from quantkit.report.html_parts import Cell, Html, element, page, preformatted, 
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import read_run
 from quantkit.spec.verdict_records import FloorVerdict, PairVerdict
+from tests.report.document import Document
 from tests.report.run_factory import change_json, make_plan, make_run
 from tests.report.test_mtp_report import RESULT
 from tests.report.test_run_report import add_verdicts
@@ -29,37 +29,6 @@ from tests.report.test_run_report import add_verdicts
 EVIL = "</style></script><script>alert(1)</script><img src=x onerror=alert(2)> \" onmouseover=\"alert(3) \u202egpj"
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="5"><rect width="8" height="5"/></svg>'
 PICTURE = Picture(b"", SVG, "Mean KLD")
-
-
-class Document(html.parser.HTMLParser):
-    """Tags with their attributes, and the texts of table rows."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self._in_cell = False
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append([])
-        if tag in {"td", "th"}:
-            self.rows[-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_cell = self._in_cell and tag not in {"td", "th"}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._in_cell:
-            self.rows[-1][-1] += data
-
-    def row(self, first: str) -> list[str]:
-        return next(row for row in self.rows if row and row[0] == first)
 
 
 def page_of(run: RunFolder) -> str:

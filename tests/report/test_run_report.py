@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,9 @@ from click.testing import CliRunner
 from quantkit.cli.report import report
 from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import sha256_file
+from quantkit.job.manifest import APART
 from quantkit.job.rundir import RunFolder
+from quantkit.report.cells import speed_notes
 from quantkit.report.check import check_report, first_difference
 from quantkit.report.pictures import NAMES
 from quantkit.report.plot_style import Picture
@@ -28,11 +31,13 @@ from quantkit.report.run_report import report_names, write_report
 from quantkit.spec.json_records import record_to_json
 from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Comparison, Floor, KernelFloor, PairVerdict, Slice, Slices, Verdicts
-from tests.report.run_factory import TIERS, change_json, make_run
+from tests.report.document import Document
+from tests.report.run_factory import TIERS, add_speed, change_json, make_run
+from tests.report.test_mtp_report import speed
 
 ROOT = Path(__file__).parents[2]
 ALL = report_names(["report/retention.md"])
-_EXTRA = ("by_slice", "kld_by_text", "mtp_matrix")
+_EXTRA = ("by_slice", "kld_by_text", "mtp", "speed")
 WITHOUT_SLICES = {name for name in ALL if not any(extra in name for extra in _EXTRA)}
 
 
@@ -69,8 +74,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_everything_is_written_and_listed(made: RunFolder) -> None:
-    assert {f"report/{path.name}" for path in made.report.iterdir()} == WITHOUT_SLICES
-    listed = json.loads(made.manifest.read_bytes())["files"]
+    assert {f"report/{path.name}" for path in made.report.iterdir()} == {*WITHOUT_SLICES, APART}
+    same, apart = (json.loads((made.path / name).read_bytes())["files"] for name in ("manifest.json", APART))
+    assert list(apart) == ["report/report.html"]
+    listed = same | apart
     assert set(listed) >= WITHOUT_SLICES
     assert all(listed[name]["sha256"] == sha256_file(made.path / name) for name in WITHOUT_SLICES)
 
@@ -100,7 +107,7 @@ def test_csv_and_parquet_open_in_pandas_with_types(made: RunFolder) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pictures, where what is drawn does not matter."""
     svg = b"<svg><!-- Created with matplotlib (https://matplotlib.org/), Matplotlib v3.0.0, --></svg>"
-    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if name not in _EXTRA}
+    pictures = {name: Picture(b"png", svg, "a picture") for name in NAMES if not any(extra in name for extra in _EXTRA)}
     monkeypatch.setattr("quantkit.report.run_report.draw_run", lambda data: pictures)
 
 
@@ -171,8 +178,8 @@ def test_what_else_was_measured_is_used(tmp_path: Path) -> None:
     assert data.letters == {"Q8_0": "a", "Q4_K_M": "a", "IQ1_M": "b"}
     assert [s.tier for s in data.slices] == ["Q8_0"]
     assert set(data.floors) == {"b2" * 32, data.tiers[0].sha256}
-    expected = {name for name in ALL if "by_text" not in name and "mtp" not in name}
-    assert {f"report/{path.name}" for path in run.report.iterdir()} == expected
+    expected = {name for name in ALL if not any(extra in name for extra in ("by_text", "mtp", "speed"))}
+    assert {f"report/{path.name}" for path in run.report.iterdir()} == {*expected, APART}
     page = (run.report / "report.html").read_text("utf-8")
     assert "smaller and not told apart from it: Q4_K_M" in page
     assert "no noise floor was measured" not in page
@@ -232,3 +239,58 @@ def test_a_second_text_stands_apart(tmp_path: Path) -> None:
     (run.report / "chat.txt" / "by_slice.png").write_bytes(b"")
     with pytest.raises(CheckFailed, match=r"report/chat\.txt/by_slice\.png: expected none"):
         check_report(run.path)
+
+
+@pytest.mark.usefixtures("quick")
+def test_speeds_stand_beside_the_table_and_are_listed_apart(tmp_path: Path) -> None:
+    """The same measurement, timed twice: only what shows a time is another."""
+    runs = [make_run(tmp_path / name, {"Q8_0": 0.01, "IQ1_M": 0.1}) for name in ("a", "b", "untimed")]
+    for run, rate in zip(runs[:2], (85.25, 91.5), strict=True):
+        add_speed(run, "Q8_0", decode_tokens_per_s=rate)
+        add_speed(run, "of another run", decode_tokens_per_s=1.0)
+    for run in runs:
+        write_report(run.path)
+        check_report(run.path)
+    a, b, untimed = ({path.relative_to(run.path).as_posix(): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+                     for run in runs)
+    differing = {name for name in a if not name.startswith("parts/") and a[name] != b.get(name)}
+    assert differing == {"report/report.html", "report/speed.json", "report/speed.md", APART}
+    assert a["manifest.json"] == untimed["manifest.json"]
+    page = Document(a["report/report.html"].decode())
+    column = page.row("Tier").index("Decode tok/s")
+    assert page.row("Tier")[column - 1:column + 2] == ["Prompt tok/s", "Decode tok/s", "Peak memory"]
+    assert page.row("Q8_0")[column - 1:column + 2] == ["1,235", "85.2", "3.00 GiB"]
+    assert page.row("IQ1_M")[column - 1:column + 2] == ["", "", ""]
+    assert "Some <CPU>, 8 cores, 4 threads, CPU, llama.cpp abc" in page.text
+    assert "Decode tok/s" not in untimed["report/report.html"].decode()
+    assert "none was timed" in untimed["report/report.html"].decode()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_page_follows_from_the_bundle_and_its_speeds(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"Q8_0": 0.01})
+    add_speed(run, "Q8_0")
+    write_report(run.path)
+    shutil.rmtree(run.parts)  # as in a bundle
+    check_report(run.path)
+    held = (run.report / "speed.json").read_bytes()
+    write_report(run.path)
+    assert (run.report / "speed.json").read_bytes() == held
+    change = json.loads(held)
+    change[0]["plain"]["decode_tokens_per_s"] = 9999.0
+    (run.report / "speed.json").write_text(json.dumps(change))
+    with pytest.raises(CheckFailed, match=r"(?s)report/report\.html: line .*report/speed\.md: line"):
+        check_report(run.path)
+    for damage in (b"", b"[" * 100_000, b'{"a": 1}', b"[3, null, {}]", b"[" + held + b"]"):
+        (run.report / "speed.json").write_bytes(damage)
+        assert read_run(run.path).speeds == {}
+
+
+def test_speeds_of_two_machines_are_told_apart() -> None:
+    one = speed(best=None)
+    other = dataclasses.replace(one, tier="Q8_0", machine=dataclasses.replace(one.machine, n_threads=2))
+    assert len(speed_notes([one])) == 1
+    notes = speed_notes([one, other])
+    assert [note.split(". The")[0] for note in notes] == [
+        "Speed and peak memory: Some CPU, 8 cores, 4 threads, CPU, llama.cpp abc (Q4_K_M)",
+        "Speed and peak memory: Some CPU, 8 cores, 2 threads, CPU, llama.cpp abc (Q8_0)"]

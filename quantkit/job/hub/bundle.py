@@ -1,4 +1,4 @@
-"""The bundle of a run as it would be published: what its manifest lists, the manifest, and the card.
+"""The bundle of a run as it would be published: what its manifest lists, there or apart, the listings, and the card.
 
 Nothing else goes up. The card is the run's README.md, or report/README.md, and stands at the top of the repository as README.md.
 Before anything is sent, every file is held against the manifest and searched for what must not be published.
@@ -15,7 +15,8 @@ from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_file
 from quantkit.core.units import format_bytes
 from quantkit.job.hub.leaks import find_leaks
-from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, read_listing
+from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, add_apart, read_listing
+from quantkit.job.manifest import APART
 from quantkit.job.shards import HUB_LIMIT_BYTES
 
 CARD = "README.md"
@@ -34,7 +35,7 @@ class BundleFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A run's bundle. `files` are those that the manifest lists, but for a card at the top; `card` is None where none was made."""
+    """A run's bundle. `files` are those that are listed, but for a card at the top; `card` is None where none was made."""
 
     folder: Path
     result_id: str
@@ -60,10 +61,15 @@ def read_bundle(folder: Path) -> Bundle:
     except OSError as error:
         raise InputError(f"expected a run directory, found no {MANIFEST} in {folder}: make one with `quantkit run`") from error
     listing = read_listing(data, str(path))
+    beside = []
+    if (folder / APART).exists():
+        apart = (folder / APART).read_bytes()
+        listing = add_apart(listing, apart, str(folder / APART))
+        beside = [BundleFile(APART, folder / APART, len(apart), hashlib.sha256(apart).hexdigest())]
     listed = {e.path: BundleFile(e.path, folder / e.path, e.size_bytes, e.sha256) for e in listing.entries}
     found = next((listed[name] for name in _CARDS if name in listed), None)
     manifest = BundleFile(MANIFEST, path, len(data), hashlib.sha256(data).hexdigest())
-    return Bundle(folder=folder, result_id=listing.result_id, files=tuple(f for name, f in listed.items() if name != CARD),
+    return Bundle(folder=folder, result_id=listing.result_id, files=(*(f for name, f in listed.items() if name != CARD), *beside),
                   manifest=manifest, card=found._replace(path=CARD) if found else None)
 
 

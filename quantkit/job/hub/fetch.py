@@ -17,7 +17,8 @@ from quantkit.core.errors import CheckFailed, EnvironmentFault, InputError
 from quantkit.core.files import FolderLock, require_space, sha256_file, sync_folder, write_atomic
 from quantkit.core.units import MIB
 from quantkit.job.hub.client import Hub, RemoteFile
-from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, Entry, read_listing
+from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, Entry, add_apart, read_listing
+from quantkit.job.manifest import APART
 from quantkit.job.progress import Progress
 
 _PIECE_BYTES = 16 * MIB
@@ -50,8 +51,13 @@ def fetch(repo_id: str, target: Path, progress: Progress, *, revision: str | Non
     commit = hub.require_head(revision)
     remote = hub.list_files(commit)
     where = f"{MANIFEST} of {repo_id}"
-    manifest = _read_manifest(hub, remote, commit, where)
+    manifest = _read_listing(hub, remote, commit, MANIFEST)
     listing = read_listing(manifest, where)
+    apart = _read_listing(hub, remote, commit, APART) if APART in remote else None
+    if apart is not None and read_listing(apart, f"{APART} of {repo_id}").result_id != listing.result_id:
+        apart = None  # what an earlier result left in the repository
+    if apart is not None:
+        listing = add_apart(listing, apart, f"{APART} of {repo_id}")
     _check_remote(listing.entries, remote, where)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"expected a folder to fetch into, got {target}, which is a file or a link: choose another path")
@@ -62,21 +68,23 @@ def fetch(repo_id: str, target: Path, progress: Progress, *, revision: str | Non
         require_space(target, sum(entry.size_bytes for entry in missing), f"fetching {repo_id}")
         progress.start(f"fetch {repo_id}, MiB", sum(-(-entry.size_bytes // MIB) for entry in missing))
         for entry in missing:
-            _fetch_file(hub, remote[entry.path], commit, target, entry, progress)
+            fetch_file(hub, remote[entry.path], commit, target, entry, progress)
         progress.finish()
-        _plain_path(target, MANIFEST)
-        write_atomic(target / MANIFEST, manifest)
+        if apart is not None:
+            write_atomic(_plain_path(target, APART), apart)
+        write_atomic(_plain_path(target, MANIFEST), manifest)
     return Fetched(listing.result_id, commit, len(listing.entries), len(listing.entries) - len(missing),
                    sum(entry.size_bytes for entry in listing.entries))
 
 
-def _read_manifest(hub: Hub, remote: Mapping[str, RemoteFile], commit: str, where: str) -> bytes:
-    file = remote.get(MANIFEST)
+def _read_listing(hub: Hub, remote: Mapping[str, RemoteFile], commit: str, name: str) -> bytes:
+    file = remote.get(name)
     if file is None:
-        raise InputError(f"expected a published bundle in {hub.repo_id}, found no {MANIFEST}: it was not published by "
+        raise InputError(f"expected a published bundle in {hub.repo_id}, found no {name}: it was not published by "
                          "`quantkit publish`")
     if file.size_bytes > MAX_MANIFEST_BYTES:
-        raise InputError(f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {file.size_bytes} as {where}")
+        raise InputError(f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {file.size_bytes} as {name} of "
+                         f"{hub.repo_id}")
     return hub.read_range(file, commit, 0, file.size_bytes) if file.size_bytes else b""
 
 
@@ -122,7 +130,7 @@ def _plain_path(target: Path, name: str) -> Path:
     return path
 
 
-def _fetch_file(hub: Hub, file: RemoteFile, commit: str, target: Path, entry: Entry, progress: Progress) -> None:
+def fetch_file(hub: Hub, file: RemoteFile, commit: str, target: Path, entry: Entry, progress: Progress) -> None:
     """Download one file below a folder, from where an earlier try ended; it has its name once its sha256 is the expected one.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from quantkit.core.errors import InputError
-from quantkit.job.manifest import is_bundle_file
+from quantkit.job.manifest import is_apart, is_bundle_file
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -61,6 +61,22 @@ def read_listing(data: bytes, where: str) -> Listing:
     if problems := [problem for name in files if (problem := name_problem(name))] + collisions(files):
         raise InputError(f"{where} lists what no bundle holds: {'; '.join(problems[:5])}")
     return Listing(value["result_id"], tuple(_read_entry(name, item, where) for name, item in sorted(files.items())))
+
+
+def add_apart(listing: Listing, data: bytes, where: str) -> Listing:
+    """A manifest's listing with that of what names a machine, `report/speed.manifest.json`.
+
+    Raises:
+        InputError: not such a listing, one of another result, or one that lists what the manifest has to.
+    """
+    apart = read_listing(data, where)
+    if apart.result_id != listing.result_id:
+        raise InputError(f"expected the listing of result {listing.result_id} at {where}, got one of {apart.result_id}: make the "
+                         "report again with `quantkit report`")
+    listed = {entry.path for entry in listing.entries}
+    if wrong := [entry.path for entry in apart.entries if not is_apart(entry.path) or entry.path in listed]:
+        raise InputError(f"expected nothing but speeds, page and card in {where}, got {wrong[0]!a}")
+    return Listing(listing.result_id, tuple(sorted((*listing.entries, *apart.entries))))
 
 
 def name_problem(name: str) -> str | None:
