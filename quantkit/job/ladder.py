@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import QuantkitError
+from quantkit.core.errors import CorpusError, QuantkitError
 from quantkit.core.files import atomic_path, sha256_file, sha256_json
 from quantkit.job.calibration import (
     Overlap,
@@ -24,6 +24,7 @@ from quantkit.job.evaluation import Subject, n_cores, read_subject
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.mtp_check import MtpOptions, mtp_path
 from quantkit.job.mtp_ladder import check_tiers, separate_head, write_tier
+from quantkit.job.mtp_speed import time_tiers
 from quantkit.job.plans import choose_tiers, resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
@@ -123,7 +124,7 @@ def _make_and_measure(session: Session, plans: Sequence[Plan], importances: Impo
 
 
 def _check(session: Session, tiers: Sequence[Subject]) -> None:
-    """Ask each tier a question, for the gate to judge, and see what its MTP head is worth.
+    """Ask each tier a question, for the gate to judge, and see how fast it is and what its MTP head is worth.
 
     A failed check of the head leaves the measured numbers standing.
     """
@@ -132,11 +133,23 @@ def _check(session: Session, tiers: Sequence[Subject]) -> None:
         record = smoke_tier(run, session.pool, protocol, tier.name, tier.path, tier.sha256, n_cores())
         if not record.passed:
             session.progress.note(f"smoke test of {tier.name} did not pass: {'; '.join(record.failures)}")
+    if not tiers:
+        return
+    how = MtpOptions(offload=session.evaluation.offload, memory_bytes=options.audit.memory_bytes)
     if session.base.model.n_nextn:
-        corpus = protocol.corpus(protocol.mtp.corpus)
-        text = read_corpus(corpus, options.corpus if corpus == session.evaluation.corpus else None)
-        how = MtpOptions(offload=session.evaluation.offload, memory_bytes=options.audit.memory_bytes)
-        session.failed_checks.update(check_tiers(run, protocol, session.base, tiers, session.head, text, session.progress, how))
+        session.failed_checks.update(check_tiers(run, protocol, session.base, tiers, session.head, _mtp_text(session),
+                                                 session.progress, how))
+        return
+    try:
+        time_tiers(run, protocol, tiers, _mtp_text(session), session.progress, how)
+    except CorpusError as error:  # of a text that nothing else of a model without a head needs
+        session.progress.note(f"speed was not measured: {error}")
+
+
+def _mtp_text(session: Session) -> bytes:
+    """The text that prompts are cut out of; the one that was given for the evaluation where it is the same."""
+    corpus = session.protocol.corpus(session.protocol.mtp.corpus)
+    return read_corpus(corpus, session.options.corpus if corpus == session.evaluation.corpus else None)
 
 
 def _quantize_key(session: Session, plan: Plan, importances: Importances | None) -> str:
@@ -152,7 +165,8 @@ def _is_measured(session: Session, plan: Plan, importances: Importances | None) 
         return False
     record = held["subject"]
     run = session.run
-    checked = smoke_path(run, plan.tier).exists() and (not session.base.model.n_nextn or mtp_path(run, plan.tier).exists())
+    last = mtp_path(run, plan.tier) if session.base.model.n_nextn else run.record("speed", plan.tier)
+    checked = smoke_path(run, plan.tier).exists() and last.exists()
     if not session.is_measured(plan.tier, record["sha256"]) or not checked:
         return False
     session.tiers[plan.tier] = record
