@@ -141,7 +141,7 @@ def _check(session: Session, tiers: Sequence[Subject]) -> None:
                                                  session.progress, how))
         return
     try:
-        time_tiers(run, protocol, tiers, _mtp_text(session), session.progress, how)
+        time_tiers(run, protocol, tiers, session.evaluation.build, _mtp_text(session), session.progress, how)
     except CorpusError as error:  # of a text that nothing else of a model without a head needs
         session.progress.note(f"speed was not measured: {error}")
 
