@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from quantkit.core.errors import QuantkitError
 from quantkit.core.files import sha256_json
 from quantkit.engine.library import BuildFacts
-from quantkit.engine.lockstep import Tokenized, read_build, tokenize
+from quantkit.engine.lockstep import Tokenized, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.job.evaluation import Subject, context_settings
 from quantkit.job.mtp_check import MtpOptions
@@ -29,21 +29,22 @@ from quantkit.spec.speed_records import SpeedResult
 SPEED_VERSION = 1  # raised when the meaning of a time changes
 
 
-def time_tiers(run: RunFolder, protocol: Protocol, tiers: Sequence[Subject], text: bytes, progress: Progress,
+def time_tiers(run: RunFolder, protocol: Protocol, tiers: Sequence[Subject], build: BuildFacts, text: bytes, progress: Progress,
                options: MtpOptions = MtpOptions()) -> None:  # noqa: B008 - frozen
     """Time every tier. One that cannot be timed is told and left without a speed: what was measured of it stands.
 
     Args:
+        build: the library's, with the device of the options.
         text: the bytes of the protocol's `mtp.corpus`.
     """
     for tier in tiers:
         try:
-            time_tier(run, protocol, tier, text, progress, options)
+            time_tier(run, protocol, tier, build, text, progress, options)
         except QuantkitError as error:
             progress.note(f"speed of {tier.name} was not measured: {error}")
 
 
-def time_tier(run: RunFolder, protocol: Protocol, tier: Subject, text: bytes, progress: Progress,
+def time_tier(run: RunFolder, protocol: Protocol, tier: Subject, build: BuildFacts, text: bytes, progress: Progress,
               options: MtpOptions = MtpOptions()) -> SpeedResult:  # noqa: B008 - frozen
     """Time one tier, or find it timed with this file, protocol, build and device.
 
@@ -52,13 +53,12 @@ def time_tier(run: RunFolder, protocol: Protocol, tier: Subject, text: bytes, pr
         EngineError, EngineCrash: the library failed.
     """
     spec, settings, step = protocol.mtp, context_settings(protocol.mtp), f"speed {tier.name}"
+    check_id = sha256_json({"speed": SPEED_VERSION, "mtp_id": protocol.mtp_id, "tier": tier.name, "trunk": tier.sha256,
+                            "build": dataclasses.asdict(build), "offload": dataclasses.asdict(options.offload)})
+    if (held := read_speed(run, tier.name)) is not None and held.check_id == check_id:
+        progress.note(f"{step}: timed already")
+        return held
     with _pool(run) as pool:
-        build: BuildFacts = pool.call("build", read_build, n_gpu_layers=options.offload.n_gpu_layers)
-        check_id = sha256_json({"speed": SPEED_VERSION, "mtp_id": protocol.mtp_id, "tier": tier.name, "trunk": tier.sha256,
-                                "build": dataclasses.asdict(build), "offload": dataclasses.asdict(options.offload)})
-        if (held := read_speed(run, tier.name)) is not None and held.check_id == check_id:
-            progress.note(f"{step}: timed already")
-            return held
         seen: Tokenized = pool.call(step, tokenize, path=tier.path, text=text)
         prompts = choose_prompts(pool, spec, tier, seen.ids, add_bos=seen.add_bos)
         files = ArmFiles(name=tier.name, trunk=tier.path, head=None, settings=settings, offload=options.offload, n_draft_max=0)
