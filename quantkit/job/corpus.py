@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quantkit.core.errors import CorpusError
 from quantkit.core.files import sha256_file, write_atomic
+from quantkit.core.secrets import hide_secrets
 from quantkit.spec.protocol import Corpus
 
 FOLDER_VARIABLE = "QUANTKIT_CORPUS_DIR"
@@ -148,7 +149,7 @@ def _fetch(corpus: Corpus) -> bytes:
         rows = datasets.load_dataset(corpus.hub_dataset, corpus.hub_config, split=corpus.hub_split)["text"]
         data = join_rows(rows)
     except Exception as error:  # the libraries beneath raise whatever they like when there is no network
-        reason = str(error).splitlines()[0][:200] if str(error) else ""
+        reason = hide_secrets(str(error).splitlines()[0])[:200] if str(error) else ""
         raise CorpusError(f"the text {corpus.name} is not on this machine, and the hub's {where} cannot be read "
                           f"({type(error).__name__}: {reason}): connect to the network; or {instead}") from error
     found = hashlib.sha256(data).hexdigest()

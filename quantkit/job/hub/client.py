@@ -11,13 +11,14 @@ import hashlib
 import ipaddress
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from quantkit.core.errors import EnvironmentFault, InputError
+from quantkit.core.secrets import hide_secrets
 
 _RETRY_ON = (408, 429, 500, 502, 503, 504)
 _STEP = 1 << 20
@@ -128,6 +129,7 @@ class Hub:
             response = self._utils.http_backoff("GET", url, headers=headers, timeout=_TIMEOUT_S, retry_on_status_codes=_RETRY_ON)
             self._utils.hf_raise_for_status(response)
             content: bytes = response.content
+        _check_redirects([str(answer.url) for answer in (*response.history, response)], doing)
         if response.status_code != 206 and len(content) == file.size_bytes:  # the whole file, from a server without ranges
             content = content[start:start + n_bytes]
         total = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
@@ -149,10 +151,13 @@ def check_endpoint(endpoint: str) -> str:
     """An endpoint that tokens and files may be sent to.
 
     Raises:
-        InputError: it is not https, and not on this machine.
+        InputError: it is not https, and not on this machine; or it has a password in it, which records would show.
     """
     parts = urlsplit(endpoint)
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+    if parts.username is not None or parts.password is not None:
+        raise InputError(f"expected an address without user and password in HF_ENDPOINT, got {hide_secrets(endpoint)!r}: log in "
+                         "with `hf auth login` instead")
+    if not _is_private(endpoint):
         raise InputError(f"expected an https address in HF_ENDPOINT, got {endpoint!r}: tokens are not sent in the clear")
     return endpoint.rstrip("/")
 
@@ -171,6 +176,20 @@ def blob_id(path: Path) -> str:
         while piece := file.read(_STEP):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _check_redirects(urls: Sequence[str], doing: str) -> None:
+    """Nothing is taken from where anybody on the way could have changed it; a redirect may lead anywhere."""
+    for url in urls:
+        if not _is_private(url):
+            raise EnvironmentFault(f"{doing}: expected an https address, the hub led to {hide_secrets(url)[:_SHOWN_CHARACTERS]}: "
+                                   "nothing of it was used; check HF_ENDPOINT, or ask who runs it")
+
+
+def _is_private(url: str) -> bool:
+    """Whether what is sent to an address stays between the two: https, or http on this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))
 
 
 def _is_loopback(host: str) -> bool:
@@ -196,4 +215,4 @@ def _hub_errors(doing: str) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[0]}"[:_SHOWN_CHARACTERS] if lines else type(cause).__name__
+    return hide_secrets(f"{type(cause).__name__}: {lines[0]}")[:_SHOWN_CHARACTERS] if lines else type(cause).__name__
