@@ -69,7 +69,10 @@ def visible(text: str) -> str:
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """CSV with a header line and plain newlines; None is an empty cell, a bool is `true` or `false` as in JSON."""
+    """CSV with a header line and plain newlines; None is an empty cell, a bool is `true` or `false` as in JSON.
+
+    A text that a spreadsheet would run gets an apostrophe before its leading `= + - @`.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -80,7 +83,10 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 def _csv_cell(cell: Cell) -> Cell:
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return visible(cell) if isinstance(cell, str) else cell
+    if not isinstance(cell, str):
+        return cell
+    text = visible(cell)
+    return "'" + text if text[:1] in {"=", "+", "-", "@"} else text
 
 
 def json_text(value: Any) -> str:

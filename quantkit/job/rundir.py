@@ -65,11 +65,11 @@ class RunFolder:
         return self.path / "report"
 
     def plan(self, tier: str) -> Path:
-        return self.path / "plan" / f"{tier}.json"
+        return self.path / "plan" / f"{_plain(tier)}.json"
 
     def audited(self, tier: str) -> Path:
         """The folder of what was measured of a tier on this text."""
-        return self.path / "audit" / tier / self.corpus
+        return self.path / "audit" / _plain(tier) / self._text
 
     def rows(self, tier: str) -> Path:
         return self.audited(tier) / "rows.parquet"
@@ -97,17 +97,17 @@ class RunFolder:
     @property
     def pairs(self) -> Path:
         """Verdicts between all tiers on this text."""
-        return self.path / "audit" / self.corpus / "pairs.json"
+        return self.path / "audit" / self._text / "pairs.json"
 
     @property
     def screening(self) -> Path:
         """The looks of a screening that may stop early; only of such a run."""
-        return self.path / "audit" / self.corpus / "screening.json"
+        return self.path / "audit" / self._text / "screening.json"
 
     @property
     def token_classes(self) -> Path:
         """The class of every token of this text, so that slices can be made again without a model."""
-        return self.path / "audit" / self.corpus / "tokens.json"
+        return self.path / "audit" / self._text / "tokens.json"
 
     def shortfall(self, tier: str) -> Path:
         """By how much a reference pack's KLD falls short, row by row; only of a tier that was measured against one."""
@@ -115,7 +115,23 @@ class RunFolder:
 
     def record(self, step: str, tier: str) -> Path:
         """What a finished step left for the next start to check: hashes of what went in and came out."""
-        return self.parts / step / f"{tier}.json"
+        return self.parts / step / f"{_plain(tier)}.json"
+
+    @property
+    def _text(self) -> str:
+        return _plain(self.corpus) if self.corpus else ""
+
+
+def _plain(name: str) -> str:
+    """A name that stays in its folder: manifests of strangers name tiers and texts too.
+
+    Raises:
+        InputError: it would lead elsewhere.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise InputError(f"expected the name of a tier or a text, got {name!a:.100}, which is no name of one file: the manifest "
+                         "is damaged or hostile; fetch the bundle again")
+    return name
 
 
 @contextlib.contextmanager
