@@ -10,7 +10,7 @@ import click
 
 from quantkit.cli.bars import stderr_progress
 from quantkit.cli.options import PATH, base_option, engine_options, protocol_options, run_options
-from quantkit.cli.output import Cell, format_option, json_text, render_table
+from quantkit.cli.output import Cell, format_option, json_text, render_table, visible
 from quantkit.core.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ _COLUMNS = ("plan", "against", "bytes", "of budget", "KLD predicted", "KLD searc
 @click.option("--match", "matches", multiple=True, metavar="TIER", help="The bytes of llama.cpp's mix of this tier; repeatable.")
 @click.option("--ladder", is_flag=True, help="Match every tier of the protocol from Q6_K down, from one measurement.")
 @click.option("--quick", is_flag=True, help="Screen on few chunks, and verify nothing.")
+@click.option("--ref", "refs", multiple=True, type=PATH,
+              help="A reference pack in place of passes of the base, one for each text: repeat it. KLD is then a lower bound.")
 @click.option("--imatrix", type=PATH, help="Use this importance matrix instead of collecting one.")
 @engine_options
 @format_option
 def search(base: Path, protocol: str, settings: tuple[str, ...], output: Path, sizes: tuple[str, ...], bpws: tuple[float, ...],
-           matches: tuple[str, ...], ladder: bool, quick: bool, imatrix: Path | None, output_format: str, **engine: Any) -> None:
+           matches: tuple[str, ...], ladder: bool, quick: bool, refs: tuple[Path, ...], imatrix: Path | None,
+           output_format: str, **engine: Any) -> None:
     """Search the types of all tensors for a byte budget: measure what each costs, spend bytes where they save most, prove it."""
     from quantkit.job.search import search as run_search
     from quantkit.spec.protocol import load_protocol
@@ -44,7 +47,8 @@ def search(base: Path, protocol: str, settings: tuple[str, ...], output: Path, s
     loaded = load_protocol(protocol, settings)
     wants = _wants(loaded, sizes, bpws, matches, ladder)
     with stderr_progress() as progress:
-        done = run_search(base, loaded, output, wants, progress, run_options(imatrix=imatrix, **engine), quick=quick)
+        done = run_search(base, loaded, output, wants, progress, run_options(imatrix=imatrix, **engine), quick=quick,
+                          refs=refs)
     click.echo(_text(done.result, output_format), nl=False)
     for tier, path in done.files.items():
         click.echo(f"{tier}: {path}", err=True)
@@ -72,7 +76,11 @@ def _text(result: SearchResult, output_format: str) -> str:
         from quantkit.spec.json_records import record_to_json
 
         return json_text(record_to_json(result))
-    return render_table(_COLUMNS, [_row(p) for p in result.proposals], output_format)
+    table = render_table(_COLUMNS, [_row(p) for p in result.proposals], output_format)
+    if output_format != "md" or not result.references:
+        return table
+    names = ", ".join(f"{visible(r.file)} (mass {r.mass:g})" for r in result.references)
+    return f"{table}\nref: pack: every KLD is a lower bound, against {names}\n"
 
 
 def _row(p: Proposal) -> tuple[Cell, ...]:
@@ -87,5 +95,6 @@ def _row(p: Proposal) -> tuple[Cell, ...]:
 
 def _label(p: Proposal) -> str:
     """The label, and what stands in the way."""
-    against = [f"{o.name} {o.verdict}" for o in p.obligations if o.verdict in ("worse", "not shown")]
+    needed = {o.name: f" (about {o.n_chunk_needed} chunks would settle it)" for o in p.obligations if o.n_chunk_needed}
+    against = [f"{o.name} {o.verdict}{needed.get(o.name, '')}" for o in p.obligations if o.verdict in ("worse", "not shown")]
     return f"{p.label}: {', '.join(against)}" if against else p.label

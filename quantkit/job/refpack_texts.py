@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from quantkit.core.files import sha256_file
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Evaluation, context_settings
+from quantkit.job.foreign import open_refpack
 from quantkit.measure.articles import chunk_indices
 from quantkit.spec.protocol import Corpus, Protocol
 from quantkit.spec.refpack_file import Refpack
@@ -54,7 +55,7 @@ class TextPack(NamedTuple):
 
 
 def of_text(protocol: Protocol, name: str) -> Protocol:
-    """The protocol that a pack of one of its texts is made with: itself, or one that evaluates all of the search's second text.
+    """The protocol that a pack of one of its texts is made with: itself, or one that evaluates what a search takes of its second.
 
     Raises:
         InputError: no text of that name that a pack could stand for.
@@ -62,7 +63,9 @@ def of_text(protocol: Protocol, name: str) -> Protocol:
     if name in protocol.eval.corpora:
         return protocol
     if name and name == protocol.search.second_corpus:
-        return dataclasses.replace(protocol, eval=dataclasses.replace(protocol.eval, corpora=(name,), chunks="all", n_chunk=0))
+        n = protocol.search.second_n_chunk
+        return dataclasses.replace(protocol, eval=dataclasses.replace(protocol.eval, corpora=(name,), n_chunk=n,
+                                                                      chunks="spread" if n else "all"))
     known = dict.fromkeys([*protocol.eval.corpora, *([protocol.search.second_corpus] if protocol.search.second_corpus else [])])
     raise InputError(f"expected a text that protocol {protocol.name} measures on ({', '.join(known)}), got {name!r}")
 
@@ -82,7 +85,7 @@ def open_packs(paths: Sequence[Path], protocol: Protocol, names: Sequence[str]) 
     found: dict[str, TextPack] = {}
     corpora = {protocol.corpus(name).sha256: protocol.corpus(name) for name in names}
     for path in paths:
-        pack = Refpack(path)
+        pack = open_refpack(path)
         facts = pack.facts
         corpus = corpora.get(facts.corpus_sha256)
         if corpus is None:
@@ -105,8 +108,8 @@ def open_packs(paths: Sequence[Path], protocol: Protocol, names: Sequence[str]) 
 
 
 def _serving(protocol: Protocol, name: str) -> set[str]:
-    """The eval_ids of packs that hold a text's rows: its own, of the text alone, and of all chunks."""
-    ids = set()
+    """The eval_ids of packs that hold a text's rows: its own, of the text alone, of all chunks, and a search's."""
+    ids = {of_text(protocol, name).eval_id}
     for corpora in (protocol.eval.corpora, (name,)):
         if name in corpora:
             own = dataclasses.replace(protocol.eval, corpora=corpora)
@@ -174,8 +177,7 @@ def check_one_base(texts: Sequence[TextPack]) -> None:
                              f"and {text.pack.path} of {text.pack.facts.base.file}")
 
 
-def describe_packs(texts: Sequence[TextPack]) -> Iterator[str]:
-    """One line for people of each pack."""
-    for text in texts:
-        facts = text.pack.facts
-        yield (f"{text.corpus.name}: base's answers come from {text.pack.path.name}, mass {facts.mass:g}; KLD is a lower bound")
+def describe_pack(text: TextPack) -> str:
+    """One line for people."""
+    facts = text.pack.facts
+    return f"{text.corpus.name}: base's answers come from {text.pack.path.name}, mass {facts.mass:g}; KLD is a lower bound"

@@ -26,11 +26,12 @@ from quantkit.job.calibration import read_overlaps
 from quantkit.job.ladder import RunOptions, Session, importance_matrix, open_session
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances
+from quantkit.job.refpack_texts import TextPack
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.job.search_allocate import Draft, Planner
 from quantkit.job.search_budget import Budget, StockPlans, Want, make_budgets
 from quantkit.job.search_export import planned, write_plan
-from quantkit.job.search_sets import TextSets, deal_text
+from quantkit.job.search_sets import TextSets, deal_text, open_references
 from quantkit.job.search_shards import ShardStore
 from quantkit.job.search_trials import TrialRunner
 from quantkit.job.search_verify import Contest, Judgement, judge, read_start
@@ -40,7 +41,7 @@ from quantkit.spec.json_records import record_to_json
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
-from quantkit.spec.search_records import Candidate, Proposal, SearchLabel, SearchResult
+from quantkit.spec.search_records import Candidate, Proposal, SearchLabel, SearchReference, SearchResult
 
 SEARCH_VERSION = 1
 _INCUMBENT = "incumbent"
@@ -56,15 +57,17 @@ class SearchOutcome:
 
 
 def search(base_path: Path, protocol: Protocol, run_path: Path, wants: Sequence[Want], progress: Progress,
-           options: RunOptions = RunOptions(), *, quick: bool = False) -> SearchOutcome:  # noqa: B008 - frozen
+           options: RunOptions = RunOptions(), *, quick: bool = False,  # noqa: B008 - frozen
+           refs: Sequence[Path] = ()) -> SearchOutcome:
     """Search plans for some budgets.
 
     Args:
         wants: at least one.
         quick: few chunks, and no report: the proposals stay unverified, and the report chunks unseen.
+        refs: reference packs of the texts, of all of them or none: base is then not decoded for any comparison.
 
     Raises:
-        InputError: a budget that cannot be met; a text with too few articles.
+        InputError: a budget that cannot be met; a text with too few articles or chunks; a pack that does not fit.
         EngineError, EngineCrash, NoSpace: see the parts. The same call goes on where it stopped.
     """
     overlaps = None
@@ -73,6 +76,8 @@ def search(base_path: Path, protocol: Protocol, run_path: Path, wants: Sequence[
         overlaps = read_overlaps(protocol, options.corpus, options.calibration, held)
     with open_session(base_path, protocol, run_path, progress, options) as session:
         model = session.base.model
+        packs = open_references(refs, session, quick)
+        sets = deal_text(session.pool, protocol, session.base, session.evaluation.text, packs, quick=quick)
         blind = StockPlans(session.pool, model, protocol, {}).plan
         probe = blind("Q4_K_M")
         matrix, path = importance_matrix(session, [probe], overlaps)
@@ -83,17 +88,16 @@ def search(base_path: Path, protocol: Protocol, run_path: Path, wants: Sequence[
         lengths = matrix.lengths()
         plans = StockPlans(session.pool, model, protocol, lengths)
         budgets = make_budgets(wants, plans, model, protocol)
-        sets = deal_text(session.pool, protocol, session.base, session.evaluation.text, quick=quick)
-        return _Search(session, importances, lengths, budgets, sets, quick).run()
+        return _Search(session, importances, lengths, budgets, sets, packs, quick).run()
 
 
 class _Search:
     """One search under way."""
 
     def __init__(self, session: Session, importances: Importances, lengths: Mapping[str, int], budgets: Sequence[Budget],
-                 sets: TextSets, quick: bool) -> None:
+                 sets: TextSets, packs: Sequence[TextPack], quick: bool) -> None:
         self._session, self._importances, self._lengths, self._budgets = session, importances, lengths, budgets
-        self._sets, self._quick = sets, quick
+        self._sets, self._packs, self._quick = sets, packs, quick
         self._protocol, self._base, self._progress = session.protocol, session.base, session.progress
         self._spec = self._protocol.search
         self._groups = make_groups(self._base.model, self._spec, lengths)
@@ -113,7 +117,8 @@ class _Search:
         self._search_id = sha256_json({
             **key, "version": SEARCH_VERSION, "protocol_id": self._protocol.protocol_id, "quick": quick,
             "budgets": [[b.name, b.tensor_bytes] for b in budgets], "search": list(sets.search.chunks),
-            "select": list(sets.select.chunks), "report": list(sets.report.chunks), "tokens": sets.search.tokens_sha256})
+            "select": list(sets.select.chunks), "report": list(sets.report.chunks), "tokens": sets.search.tokens_sha256,
+            **({"refs": [text.sha256 for text in packs]} if packs else {})})
 
     def run(self) -> SearchOutcome:
         """All phases; each proposal's files are written whatever its label."""
@@ -136,7 +141,7 @@ class _Search:
             second_chunks=self._sets.second.chunks if self._sets.second is not None and not self._quick else (),
             n_trials=self._sensitivity.n_measured, n_pairs=sum(len(g.types) for g in self._groups.values()),
             prediction_error=self._sensitivity.prediction_error(), groups=tuple(self._groups.values()),
-            costs=self._sensitivity.costs(), proposals=proposals)
+            costs=self._sensitivity.costs(), proposals=proposals, references=tuple(map(_reference, self._packs)))
         write_json(self._folder / "result.json", record_to_json(result))
         return SearchOutcome(folder=self._folder, result=result, files=self._write_plans(proposals))
 
@@ -150,13 +155,16 @@ class _Search:
         sets = self._sets
         seconds = self._runner.time_base(sets.search)
         n_workers = len(self._session.pool.workers)
-        per_trial = seconds * len(sets.search.chunks)
-        n_least = sum(min(2, len(g.types)) for g in self._groups.values())
-        low, high = (n * per_trial / n_workers for n in (n_least, n_pairs))
+        n_least, n_chunk = sum(min(2, len(g.types)) for g in self._groups.values()), len(sets.search.chunks)
+        cost = f"a trial takes {n_chunk} chunks of a pass; base is not decoded, so how long that is shows with the first"
+        if seconds is not None:
+            per_trial = seconds * n_chunk
+            low, high = (n * per_trial / n_workers for n in (n_least, n_pairs))
+            cost = (f"a trial of {n_chunk} chunks takes about {per_trial:.2f} s of a worker, all of them {low:.0f} s to {high:.0f} "
+                    f"s with {n_workers}")
         self._progress.note(
-            f"search: {len(self._groups)} groups, {n_pairs} pairs of group and type, of which at least {n_least} are measured; a "
-            f"trial of {len(sets.search.chunks)} chunks takes about {per_trial:.2f} s of a worker, all of them {low:.0f} s to "
-            f"{high:.0f} s with {n_workers}; their files take at most {format_bytes(n_bytes)}")
+            f"search: {len(self._groups)} groups, {n_pairs} pairs of group and type, of which at least {n_least} are measured; "
+            f"{cost}; their files take at most {format_bytes(n_bytes)}")
 
     def _incumbents(self) -> dict[str, dict[str, str]]:
         """Tensor types of the plan that each budget's proposal must beat; {} where none fits."""
@@ -280,3 +288,9 @@ class _Search:
                     name = f"{budget.name}.{ending}"
                     write_atomic(self._folder / "plans" / name, (folder / name).read_bytes())
         return files
+
+
+def _reference(text: TextPack) -> SearchReference:
+    facts = text.pack.facts
+    return SearchReference(corpus=text.corpus.name, file=text.pack.path.name, sha256=text.sha256, mass=facts.mass,
+                           max_ids=facts.max_ids)

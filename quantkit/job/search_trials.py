@@ -44,17 +44,23 @@ class Means(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSet:
-    """Chunks of one text, with the article of each and the text's tokens."""
+    """Chunks of one text, with the article of each and the text's tokens.
+
+    Attributes:
+        pack: a reference pack that has base's answers to them, and its hash; None where base itself is decoded.
+    """
 
     name: str
     tokens: Any
     tokens_sha256: str
     chunks: tuple[int, ...]
     articles: Any
+    pack: Path | None = None
+    pack_sha256: str = ""
 
 
 class TrialRunner:
-    """Measures composed models over chunk sets; a worker holds base's logits of one set at a time.
+    """Measures composed models over chunk sets; a worker holds base's logits of one set at a time, or a reference pack open.
 
     Args:
         store: where the files of the compositions are.
@@ -105,8 +111,10 @@ class TrialRunner:
             yield done.key, rows
         self._progress.finish()
 
-    def time_base(self, chunks: ChunkSet) -> float:
-        """Decode base over a set in every worker; returns the seconds of a chunk, loading included."""
+    def time_base(self, chunks: ChunkSet) -> float | None:
+        """Decode base over a set in every worker; returns the seconds of a chunk, loading included, None with a pack."""
+        if chunks.pack is not None:
+            return None
         start = time.monotonic()
         self._open_set(chunks)
         return (time.monotonic() - start) / len(chunks.chunks)
@@ -118,11 +126,12 @@ class TrialRunner:
             self._open = ""
 
     def _open_set(self, chunks: ChunkSet) -> None:
-        name = sha256_json([chunks.tokens_sha256, list(chunks.chunks)])
+        name = sha256_json([chunks.tokens_sha256, list(chunks.chunks), chunks.pack_sha256])
         if self._open == name:
             return
         self._pool.broadcast(f"base rows {chunks.name}", open_trials, base=self._base.path, settings=self._settings,
-                             offload=self._offload, tokens=chunks.tokens, chunks=chunks.chunks, folder=self._folder)
+                             offload=self._offload, tokens=chunks.tokens, chunks=chunks.chunks, folder=self._folder,
+                             pack=chunks.pack)
         self._open = name
 
     def _batch_size(self, n: int) -> int:
@@ -138,7 +147,7 @@ class TrialRunner:
         """The hash of everything that the rows of a composition over a chunk set depend on."""
         changed = {group: [self._store.groups[group], kind] for group, kind in sorted(kinds.items()) if kind != "base"}
         return sha256_json({**self._key, "version": _TRIALS_VERSION, "tokens": chunks.tokens_sha256, "chunks": list(chunks.chunks),
-                            "changed": changed})
+                            "changed": changed, **({"ref": chunks.pack_sha256} if chunks.pack else {})})
 
 
 def _means_of(rows: Rows, n_chunk: int) -> Means:

@@ -31,6 +31,7 @@ from quantkit.measure.verdict import check_paired
 NOT_WORSE_ALPHA = 0.05  # of each non-inferiority test
 _P999 = 0.999
 _MIN_TAIL = 16
+_N_OBLIGATION = 4  # of the evaluation text; those that follow are of the second one
 
 
 class Sets(NamedTuple):
@@ -113,7 +114,8 @@ class Obligation(NamedTuple):
     """One number that no plan may worsen: of the incumbent and of the proposal, and what paired rows say.
 
     `theta` is on the margin's scale, above 0 where the proposal is worse: ln of the ratio for kld and its quantile, a difference
-    otherwise. `p_better` is one-sided, Holm's over the obligations.
+    otherwise. `p_better` is one-sided, Holm's over the obligations. `n_chunk_needed`: so many chunks like these would settle what
+    is not shown, at this difference and this spread between articles: n·(t·se/(margin − theta))²; None where no number would.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Obligation(NamedTuple):
     margin: float
     p_better: float | None
     verdict: Verdict
+    n_chunk_needed: int | None = None
 
 
 class Margins(NamedTuple):
@@ -158,7 +161,13 @@ def compare_plans(incumbent: Rows, proposal: Rows, margins: Margins, alpha: floa
         raw.append(_log_ratio("kld_mean, second text", kld(second[0]), kld(second[1]), group_by(second[0]["article"]),
                               math.log1p(margins.kld_mean)))
     adjusted = holm([1.0 if o.p_better is None else o.p_better for o in raw])
-    return tuple(o._replace(p_better=p, verdict=_verdict(o, p, alpha)) for o, p in zip(raw, adjusted, strict=True))
+    n_chunk = len(np.unique(incumbent["chunk"])), len(np.unique(second[0]["chunk"])) if second is not None else 0
+    out = []
+    for i, (o, p) in enumerate(zip(raw, adjusted, strict=True)):
+        verdict = _verdict(o, p, alpha)
+        needed = _n_chunk_needed(o, n_chunk[i >= _N_OBLIGATION]) if verdict == "not shown" else None
+        out.append(o._replace(p_better=p, verdict=verdict, n_chunk_needed=needed))
+    return tuple(out)
 
 
 def label_proposal(obligations: Sequence[Obligation]) -> Decision:
@@ -179,6 +188,12 @@ def _verdict(o: Obligation, p_better: float, alpha: float) -> Verdict:
     if o.upper <= o.margin:
         return "not worse"
     return "worse" if o.theta - (o.upper - o.theta) > o.margin else "not shown"
+
+
+def _n_chunk_needed(o: Obligation, n_chunk: int) -> int | None:
+    if o.theta is None or o.upper is None or o.theta >= o.margin:
+        return None
+    return math.ceil(n_chunk * ((o.upper - o.theta) / (o.margin - o.theta)) ** 2)
 
 
 def _log_ratio(name: str, a: Floats, b: Floats, articles: Groups, margin: float) -> Obligation:

@@ -218,7 +218,7 @@ class SearchSpec:
     report_share: Share
     search_n_chunk: Count
     select_n_chunk: Count
-    report_n_chunk: Count
+    report_n_chunk: CountOrZero
     quick_n_chunk: Count
     second_corpus: str
     second_n_chunk: CountOrZero

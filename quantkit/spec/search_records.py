@@ -74,6 +74,7 @@ class JudgedObligation:
     margin: float
     p_better: float | None
     verdict: str
+    n_chunk_needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,17 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReference:
+    """The reference pack that stood in base's place on a text: every KLD on it is a lower bound."""
+
+    corpus: str
+    file: str
+    sha256: str
+    mass: float
+    max_ids: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """A whole search.
 
@@ -128,6 +140,7 @@ class SearchResult:
         second_chunks: of the second text, empty without one.
         n_trials, n_pairs: single-group trials that were measured; pairs of group and type there are.
         prediction_error: root mean square of ln(predicted / measured), each measured type predicted from its group's others.
+        references: the packs that stood in base's place, one for each text; empty where base itself was decoded.
     """
 
     search_id: str
@@ -145,3 +158,4 @@ class SearchResult:
     groups: tuple[Group, ...]
     costs: tuple[Cost, ...]
     proposals: tuple[Proposal, ...]
+    references: tuple[SearchReference, ...] = ()

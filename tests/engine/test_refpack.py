@@ -13,6 +13,7 @@ import pytest
 from quantkit.core.errors import EngineError, InputError
 from quantkit.engine.lockstep import AuditSession
 from quantkit.engine.refpack import EncodedChunk, PackAuditSession, PackSession
+from quantkit.engine.trial import Trial, TrialSession
 from quantkit.measure.refpack import HeadRule
 from quantkit.spec.refpack_file import PackContent, write_refpack
 from quantkit.spec.refpack_records import FORMAT, PackArithmetic, PackBase, PackFacts
@@ -119,3 +120,14 @@ def test_a_row_that_is_not_finite_names_model_chunk_and_position(pack: Path, tmp
 def test_a_tier_of_another_vocabulary_is_refused(pack: Path, tmp_path: Path, facts: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"other.gguf is not a tier of ref.safetensors's base: .* \(32 tokens\)"):
         score(fake.write_model(tmp_path / "other.gguf", **facts), pack)
+
+
+def test_trials_against_a_pack_are_what_an_audit_against_it_gives_and_base_is_not_opened(tier: Path, pack: Path,
+                                                                                       tmp_path: Path) -> None:
+    session = TrialSession(tmp_path / "no base", fake.SETTINGS, fake.OFFLOAD, TOKENS, (3, 0), tmp_path, pack)
+    other = fake.write_model(tmp_path / "other.gguf", noise=0.1)
+    found = {item.key: item.rows for item in session.measure([Trial("tier", (tier,)), Trial("other", (other,))])}
+    session.close()
+    for key, model in (("tier", tier), ("other", other)):
+        audit = score(model, pack)
+        assert found[key].tobytes() == np.concatenate([audit.score(chunk).rows for chunk in (3, 0)]).tobytes()

@@ -11,6 +11,8 @@ import pytest
 from quantkit.core.errors import InputError
 from quantkit.job.ladder import RunOptions
 from quantkit.job.progress import Silent
+from quantkit.job.refpack import make_refpack
+from quantkit.job.refpack_texts import TextPack
 from quantkit.job.search import SearchOutcome, search
 from quantkit.job.search_budget import HEADER_SLACK, Budget, StockPlans, Want, make_budgets
 from quantkit.job.sensitivity import make_groups
@@ -19,11 +21,13 @@ from quantkit.spec.gguf_header import read_header
 from quantkit.spec.model import ModelInfo, describe_model
 from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
+from quantkit.spec.refpack_file import Refpack
 from quantkit.spec.tensor_types import FTYPES
 from tests.spec.plan_models import resolve, tiny
 
 SETTINGS = ("search.types=[\"Q8_0\", \"Q4_K\", \"Q2_K\"]", "search.weights_types=[\"Q8_0\"]", "search.n_band=1",
-            "search.search_n_chunk=3", "search.select_n_chunk=3", "search.report_n_chunk=12", "search.quick_n_chunk=2")
+            "search.search_n_chunk=3", "search.select_n_chunk=3", "search.report_n_chunk=12", "search.quick_n_chunk=2",
+            "gate.min_n_chunk=12")
 WANTS = (Want(kind="match", tier="Q4_K_M"), Want(kind="bpw", bpw=6.5))
 
 
@@ -184,3 +188,41 @@ def test_a_budget_below_the_smallest_types_is_refused(tiny_model: Path, protocol
                                                       tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a budget of at least"):
         search(tiny_model, protocol, tmp_path / "run", [Want(kind="bpw", bpw=2.0)], Silent(), options)
+
+
+@pytest.mark.engine
+def test_packs_of_all_chunks_stand_in_base_place_on_both_texts(done: SearchOutcome, tiny_model: Path, options: RunOptions,
+                                                               tmp_path: Path) -> None:
+    second = load_protocol("demo-v1", [*SETTINGS, "search.second_corpus=calibration.txt", "search.second_n_chunk=8",
+                                       "refpack.mass=0.999"])
+    packs = [make_refpack(tiny_model, second, tmp_path / name, Silent(), name=name).path
+             for name in ("calibration.txt", "demo-eval.txt")]
+    assert len(Refpack(packs[0]).content.chunks) == 8  # what a search takes of it
+    result = search(tiny_model, second, tmp_path / "run", WANTS[:1], Silent(), options, refs=packs).result
+    assert [(r.corpus, r.mass) for r in result.references] == [("demo-eval.txt", 0.999), ("calibration.txt", 0.999)]
+    known = {(c.group, c.type): c for c in done.result.costs if c.source != "predicted"}
+    both = [(known[c.group, c.type], c) for c in result.costs if c.source != "predicted" and (c.group, c.type) in known]
+    assert len(both) > len(result.groups)
+    assert all(0.99 * full.kld < own.kld < full.kld for full, own in both)  # a lower bound, and a close one
+    assert len(result.second_chunks) == 8
+
+
+@pytest.mark.engine
+def test_packs_that_a_search_cannot_use_are_refused_before_any_work(tiny_model: Path, protocol: Protocol, options: RunOptions,
+                                                                    tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = load_protocol("demo-v1", [*SETTINGS, "eval.chunks=spread", "eval.n_chunk=4"])
+    pack = make_refpack(tiny_model, few, tmp_path / "few", Silent()).path
+    with pytest.raises(InputError, match=r"does not hold chunk \d+ of demo-eval.txt, which the search's search set needs: it has"):
+        search(tiny_model, few, tmp_path / "run", WANTS, Silent(), options, refs=[pack])
+    with pytest.raises(InputError, match="is a reference pack of another evaluation"):
+        search(tiny_model, protocol, tmp_path / "other", WANTS, Silent(), options, refs=[pack])
+    monkeypatch.setattr(TextPack, "same_arithmetic", lambda *_: False)
+    with pytest.raises(InputError, match="holds answers of the base from another build or device"):
+        search(tiny_model, few, tmp_path / "run", WANTS, Silent(), options, refs=[pack])
+
+
+@pytest.mark.engine
+def test_a_report_set_below_what_the_commit_rule_wants_is_refused(tiny_model: Path, options: RunOptions, tmp_path: Path) -> None:
+    protocol = load_protocol("demo-v1", [*SETTINGS, "gate.min_n_chunk=13"])
+    with pytest.raises(InputError, match=r"expected at least 13 chunks to report on \(gate.min_n_chunk\), got 12"):
+        search(tiny_model, protocol, tmp_path / "run", WANTS, Silent(), options)

@@ -143,3 +143,20 @@ def test_a_useless_improvement_that_was_picked_on_the_search_chunks_is_rejected(
         assert best["kld"][search].mean() < 0.98 * incumbent["kld"][search].mean()
         committed += label_proposal(compare_plans(incumbent[report], best[report], MARGINS, proposal_alpha(0.025, 1))).commits
     assert committed <= 2
+
+
+def test_what_is_not_shown_says_how_many_chunks_would_show_it() -> None:
+    rows = make_rows(n_article=20, n_pos=255)
+    noisy = rows.copy()
+    noisy["nll_q"] += np.random.default_rng(3).normal(0, 0.004, 20)[rows["article"]]
+    o = {o.name: o for o in compare_plans(rows, noisy, MARGINS, 0.0152, second=(rows, rows))}["ln_ppl_ratio"]
+    assert o.verdict == "not shown"
+    assert o.theta is not None
+    assert o.upper is not None
+    assert o.n_chunk_needed is not None
+    n = len(np.unique(rows["chunk"]))
+    assert o.n_chunk_needed > n
+    reach = [o.theta + (o.upper - o.theta) * np.sqrt(n / n_needed) for n_needed in (o.n_chunk_needed, o.n_chunk_needed - 1)]
+    assert reach[0] <= o.margin < reach[1]
+    settled = compare_plans(rows, scaled(rows, 0.6), MARGINS, 0.0152, second=(rows, scaled(rows, 1.2)))
+    assert {o.n_chunk_needed for o in settled} == {None}
