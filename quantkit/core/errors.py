@@ -10,6 +10,7 @@
     ├── CheckFailed               1   a gate or a verification said no
     └── EnvironmentFault          3   this machine cannot do it now
         ├── EngineCrash           3   native code died: step, signal, last log lines
+        │   └── EngineKilled      3   it was ended, for want of memory or because it hung: no word about the file
         ├── EngineError           3   native code returned an error: step, its own words
         ├── NoSpace               3   not enough disk, before or during a write
         └── RunLocked             3   another process works in this run directory
@@ -64,6 +65,10 @@ class EnvironmentFault(QuantkitError):
 
 class EngineCrash(EnvironmentFault):
     """Native code died. The message holds the step, the signal or exit status and the last log lines."""
+
+
+class EngineKilled(EngineCrash):
+    """Native code was ended from outside, or hung: no word about the file that it worked on, so nothing of it goes on record."""
 
 
 class EngineError(EnvironmentFault):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from quantkit.core.errors import EngineCrash, EnvironmentFault
+from quantkit.core.errors import EngineCrash, EngineKilled, EnvironmentFault
 from quantkit.engine import liveness
 from quantkit.engine.library import environment_for_workers
 from quantkit.engine.liveness import Watch
@@ -77,7 +77,7 @@ class Worker:
             EngineCrash: it hangs; it is ended.
         """
         if self._watch is not None and (hang := self._watch.hang()):
-            raise self._crash(f"the worker process {hang}, so it was ended")
+            raise self._crash(f"the worker process {hang}, so it was ended", EngineKilled)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -145,7 +145,7 @@ class Worker:
     def _log_path(self) -> Path:
         return self._log_folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', self._step)[:100]}.w{self._index}.log"
 
-    def _crash(self, how: str = "") -> EngineCrash:
+    def _crash(self, how: str = "", kind: type[EngineCrash] = EngineCrash) -> EngineCrash:
         """The error of a process that died by itself, or that has to be ended now, as `how` says."""
         if not how:
             self._process.join(_END_S)
@@ -153,12 +153,13 @@ class Worker:
             if code is None:
                 how = "the worker process closed its pipe and did not end"
             elif code == -signal.SIGKILL:
+                kind = EngineKilled
                 how = ("the worker process was killed (signal 9): probably out of memory; use fewer --workers or less --memory, or "
                        "end other programs")
             else:
                 how = f"the worker process ended by {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
         self.kill()
-        return EngineCrash(f"{self._step}: {how}. Last lines of its log: {self._last_lines()}")
+        return kind(f"{self._step}: {how}. Last lines of its log: {self._last_lines()}")
 
     def _last_lines(self) -> str:
         with suppress(OSError), self._log_path().open("rb") as log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantkit.core.errors import EnvironmentFault, InputError
+from quantkit.core.errors import EngineKilled, EnvironmentFault, InputError
 from quantkit.engine.fit import simulate
 from quantkit.engine.pool import WorkerPool
 from quantkit.job.progress import Progress
@@ -25,6 +25,7 @@ def estimate_contexts(model: ModelInfo, n_ctx: Sequence[int], kv_type: str, prog
 
     Raises:
         InputError: neither way can tell.
+        EngineKilled: the simulation was ended; a later one may tell.
     """
     path = model.header.parts[0]
     try:
@@ -32,6 +33,8 @@ def estimate_contexts(model: ModelInfo, n_ctx: Sequence[int], kv_type: str, prog
             return _simulate(pool, path, n_ctx, kv_type)
         with WorkerPool(1) as own:
             return _simulate(own, path, n_ctx, kv_type)
+    except EngineKilled:
+        raise
     except EnvironmentFault as error:
         progress.note(f"{error}; estimating from the header instead")
         return [context_memory(model, n, kv_type) for n in n_ctx]

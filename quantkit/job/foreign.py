@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from quantkit.core.errors import EngineCrash, ImatrixError, InputError, QuantkitError
+from quantkit.core.errors import EngineCrash, EngineKilled, ImatrixError, InputError, QuantkitError
 from quantkit.core.units import GIB, MIB, format_bytes
 from quantkit.engine.pool import Worker
 from quantkit.engine.worker import Reply, WorkerState
@@ -153,6 +153,8 @@ class _Child:
                 raise InputError(f"{path} was not read within {limits.wall_s:.0f} s, which is far beyond what a sound file takes: "
                                  "it is damaged or hostile, or its disk does not answer; fetch it again")
             kind, value = worker.receive()
+        except EngineKilled:  # its own limits end it otherwise
+            raise
         except EngineCrash as error:
             how = str(error).removeprefix(f"{_STEP}: ").partition(". Last lines of its log")[0]
             raise InputError(f"{path} was too much for the process that read it ({how}): the file is damaged or hostile; fetch or "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from quantkit.core.errors import EngineCrash, EngineError
+from quantkit.core.errors import EngineCrash, EngineError, EngineKilled
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.smoke import Answer, ServedAnswer, answer_prompt, has_server, serve_prompt
 from quantkit.job.rundir import RunFolder, read_json, write_json
@@ -91,6 +91,9 @@ def smoke_test(pool: WorkerPool, protocol: Protocol, file: Path, sha256: str, n_
     Args:
         file: the GGUF, or the first part of a split one.
         sha256: of the file, for the record.
+
+    Raises:
+        EngineKilled: the process was ended; that says nothing about the file.
     """
     gate, template = protocol.gate, describe_model(read_header(file)).chat_template_sha256
     arguments: dict[str, Any] = {"path": read_header(file).parts[0], "prompt": gate.smoke_prompt, "n_predict": gate.smoke_n_predict,
@@ -101,6 +104,8 @@ def smoke_test(pool: WorkerPool, protocol: Protocol, file: Path, sha256: str, n_
         answer = pool.call(f"smoke {file.stem}", answer_prompt, **arguments)
         if through == "server":
             served = pool.call(f"serve {file.stem}", serve_prompt, chat=answer.template_applied, **arguments)
+    except EngineKilled:
+        raise
     except (EngineError, EngineCrash) as error:
         failures.append(_without_folder(str(error), file))
     return _judge(protocol, file, sha256, template, through, answer, served, failures)
