@@ -18,6 +18,7 @@ from quantkit.core.errors import EnvironmentFault, QuantkitError
 VERBS = {
     "run": "Make and measure a whole ladder: plan, imatrix, quantize, audit, table.",
     "demo": "The same on a bundled model and text, offline.",
+    "doctor": "What would go wrong later, found before any work.",
     "show": "What a GGUF file is, from its header.",
     "plan": "The type that every tensor of a tier gets, by which rule, and the exact size.",
     "imatrix": "Collect an importance matrix; merge or show some.",
@@ -97,7 +98,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away; the flush at exit must not complain
         return 0
     except OSError as error:
-        click.echo(f"quantkit: {_os_error(error)}", err=True)
+        click.echo(f"quantkit: {visible(_os_error(error))}", err=True)
         return EnvironmentFault.exit_code
 
 

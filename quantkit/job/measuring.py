@@ -55,11 +55,20 @@ def read_texts(protocol: Protocol, explicit: Path | None) -> list[bytes]:
         CorpusError: one is not found, or has other bytes.
         InputError: one file was given for several texts.
     """
+    require_folder(protocol, explicit)
+    return [read_corpus(protocol.corpus(name), explicit) for name in protocol.eval.corpora]
+
+
+def require_folder(protocol: Protocol, explicit: Path | None) -> None:
+    """Refuse one file for several texts.
+
+    Raises:
+        InputError: names the texts.
+    """
     names = protocol.eval.corpora
     if explicit is not None and len(names) > 1 and not explicit.is_dir():
         raise InputError(f"expected a folder that holds the {len(names)} texts of protocol {protocol.name} ({', '.join(names)}), "
                          f"got the file {explicit}: give the folder")
-    return [read_corpus(protocol.corpus(name), explicit) for name in names]
 
 
 def prepare_texts(run: RunFolder, pool: WorkerPool, protocol: Protocol, base: Subject, texts: Sequence[bytes],

@@ -139,5 +139,18 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
             timed.write(run, n_workers)
 
 
+def tier_file_name(base: Path, tier: str) -> str:
+    """What a tier's file is called: the base's name without its type, and the tier's."""
+    return f"{base_stem(base)}-{tier}.gguf"
+
+
+def base_stem(path: Path) -> str:
+    """The base's name without its type: model-BF16.gguf gives `model`."""
+    stem = path.stem.split("-00001-of-")[0]
+    for suffix in ("-BF16", "-bf16", ".BF16", ".bf16", "_BF16", "-F16", "-f16", ".F16", "-F32", "-f32", ".F32"):
+        stem = stem.removesuffix(suffix)
+    return stem.encode()[:200].decode(errors="ignore")
+
+
 def _file_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: record.get(key) for key in ("file", "size_bytes", "sha256", "bpw", "bpw_core", "imatrix_sha256")}
