@@ -142,10 +142,7 @@ class DaskCluster:
         Raises:
             EnvironmentFault: nobody takes part any more, or the scheduler is gone.
         """
-        if self.client.status != "running":
-            raise EnvironmentFault(f"lost the Dask scheduler at {self._options.scheduler}: start it again, and the same command "
-                                   "goes on from here")
-        self._alive = self.client.scheduler_info(n_workers=-1)["workers"]
+        self._alive = self._workers()
         for address in [a for a in self.fit if a not in self._alive]:
             progress.note(f"dask: worker {address} is gone; what it had in hand goes to others")
             del self.fit[address]
@@ -180,6 +177,16 @@ class DaskCluster:
             if self.fit:
                 self.client.run(stop_engines, group or self._owner, workers=sorted(self.fit), on_error="ignore")
 
+    def _workers(self) -> Mapping[str, Any]:
+        try:
+            if self.client.status == "running":
+                workers: Mapping[str, Any] = self.client.scheduler_info(n_workers=-1)["workers"]
+                return workers
+        except (OSError, TimeoutError, RuntimeError):
+            pass
+        raise EnvironmentFault(f"lost the Dask scheduler at {self._options.scheduler}: start it again, and the same command goes "
+                               "on from here")
+
     def _meet(self, pool: WorkerPool, evaluation: Evaluation, progress: Progress) -> None:
         """Survey every worker that is there, and wait for the answers."""
         n_gpu_layers = evaluation.offload.n_gpu_layers
@@ -187,7 +194,7 @@ class DaskCluster:
             self._n_gpu_layers = n_gpu_layers
             self._kind = pool.call("kind", read_kind, n_gpu_layers=n_gpu_layers)
             self._resources = task_resources(self._options, evaluation.offload)
-            strangers = [a for a in self.client.scheduler_info(n_workers=-1)["workers"] if not is_trusted(a)]
+            strangers = [a for a in self._workers() if not is_trusted(a)]
             if strangers:
                 raise InputError(f"worker {strangers[0]} of {self._options.scheduler} is spoken with in the clear: Dask executes "
                                  "what it is sent, so all workers must be tls:// or on this machine")

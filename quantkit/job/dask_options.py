@@ -17,8 +17,6 @@ from quantkit.core.errors import InputError
 from quantkit.engine.settings import Offload
 
 _DEFAULT_PORT = 8786
-_WHY = ("Dask executes what it is sent, so it is spoken with over TLS (tls://host:port) or on this machine alone "
-        "(tcp://127.0.0.1:port, ::1, localhost)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,9 @@ def check_scheduler(address: str) -> str:
         raise InputError("expected the address of a Dask scheduler for --dask, such as tls://host:8786 or tcp://127.0.0.1:8786, "
                          f"got {address!r}")
     if not is_trusted(full):
-        raise InputError(f"{address} is neither: {_WHY}. Give the scheduler certificates, or start one here")
+        raise InputError("expected a Dask scheduler that is reached over TLS (tls://host:port) or on this machine "
+                         f"(tcp://127.0.0.1:port, ::1, localhost), got {address}: Dask executes what it is sent; give the "
+                         "scheduler certificates, or start one here")
     shown = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{shown}:{port}"
 

@@ -7,6 +7,7 @@ worker that lacks a file gets no more tasks; a task that waits for workers that 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from quantkit.job.dask_cluster import DaskCluster
 
 _POLL_S = 0.5
+_FETCH_S = 60.0
 _AHEAD = 2  # tasks for each engine: one in hand, one that waits
 
 
@@ -94,11 +96,12 @@ class TaskStream:
                                            workers=sorted(workers), resources=resources or None, pure=False)
 
     def _landed(self) -> list[Any]:
-        from distributed import wait
+        from distributed import CancelledError, wait
 
         if not self._flying:
+            time.sleep(_POLL_S)  # for a worker to come
             return []
-        with suppress(TimeoutError), self._cluster.client.as_current():
+        with suppress(TimeoutError, CancelledError), self._cluster.client.as_current():
             wait(list(self._flying), timeout=_POLL_S, return_when="FIRST_COMPLETED")
         return [future for future in self._flying if future.status != "pending"]
 
@@ -110,7 +113,10 @@ class TaskStream:
         if future.status != "finished":
             raise EnvironmentFault(f"{step}: the Dask scheduler dropped a task ({future.status}): it was restarted or told to; the "
                                    "same command goes on from here")
-        done: Done = future.result()
+        done = self._fetch(future)
+        if done is None:
+            self._waiting.appendleft(flight.task)
+            return None
         if isinstance(done.outcome, Unfit):
             self._cluster.exclude(done.worker, done.outcome.reason, self._progress)
         elif isinstance(done.outcome, EngineCrash):
@@ -125,6 +131,17 @@ class TaskStream:
             return _checked(flight.task, done)
         self._waiting.appendleft(flight.task)
         return None
+
+
+    def _fetch(self, future: Any) -> Done | None:
+        """What a task returned; None where it went with its worker and has not come again."""
+        from distributed import CancelledError
+
+        try:
+            done: Done = future.result(timeout=_FETCH_S)
+        except (TimeoutError, CancelledError, OSError):
+            return None
+        return done
 
 
 def _itself(group: Group) -> Group:
