@@ -13,6 +13,7 @@ import click
 from quantkit import __version__
 from quantkit.cli.output import visible
 from quantkit.core.errors import EnvironmentFault, QuantkitError
+from quantkit.core.files import is_full
 
 # Each verb is the command of its name in the module of its name; imported when it is used, so that help stays instant.
 VERBS = {
@@ -104,6 +105,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _os_error(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
+    if is_full(error):
+        return f"the disk is full{where}: free some space and run again"
     return f"the system refused{where}: {error.strerror or error}"
 
 

@@ -34,6 +34,16 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
+def tell_no_room(target: Path, n_bytes: int, error: BaseException) -> None:
+    """Say why native code, which tells no reason, failed to write: its disk has less room left than the rest of the file needs.
+
+    Raises:
+        NoSpace: so it is.
+    """
+    if shutil.disk_usage(target.parent).free < n_bytes:
+        raise NoSpace(f"the disk is full while writing {target}: free some space and run again") from error
+
+
 @contextlib.contextmanager
 def telling_full(path: Path) -> Iterator[None]:
     """A full disk under a block is told in one sentence.

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.core.files import atomic_path, refuse_overwrite, require_space, sha256_file
+from quantkit.core.errors import EngineError
+from quantkit.core.files import atomic_path, refuse_overwrite, require_space, sha256_file, tell_no_room
 from quantkit.core.units import MIB
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.quantizer import QuantizeProgress, quantize
@@ -69,12 +70,13 @@ def prepare_importances(path: Path, imatrix: Imatrix, names: Sequence[str], zero
 
 
 def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, importances: Importances | None, progress: Progress,
-                  *, force: bool = False) -> QuantizedTier:
+                  *, force: bool = False, n_threads: int = 0) -> QuantizedTier:
     """Quantize under a temporary name, validate, rename.
 
     Args:
         target: never one of the base's files, by whatever path; an existing file only with `force`.
         importances: None where the plan needs none and none is wanted.
+        n_threads: 0 for one a core; the bytes do not depend on it.
 
     Raises:
         InputError: the target is an input, or exists.
@@ -93,9 +95,14 @@ def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, imp
         done = item.n_done
 
     with atomic_path(target) as temp:
-        pool.call(f"quantize {plan.tier}", quantize, on_item=advance, source=base.path, target=temp, ftype=FTYPES[plan.ftype].id,
-                  n_threads=n_cores(), patterns={o.pattern: TENSOR_TYPES[o.type].id for o in plan.override_patterns()},
-                  imatrix=importances.values if importances else {}, metadata=_provenance(importances))
+        try:
+            pool.call(f"quantize {plan.tier}", quantize, on_item=advance, source=base.path, target=temp,
+                      ftype=FTYPES[plan.ftype].id, n_threads=n_cores(),
+                      patterns={o.pattern: TENSOR_TYPES[o.type].id for o in plan.override_patterns()},
+                      imatrix=importances.values if importances else {}, metadata=_provenance(importances))
+        except EngineError as error:
+            tell_no_room(target, plan.tensor_bytes - (temp.stat().st_size if temp.exists() else 0), error)
+            raise
         errors = check_quantized(base.model.header, temp, as_mapping(plan.rows))
         sha256, size_bytes = sha256_file(temp), temp.stat().st_size
     progress.advance(len(plan.rows) - done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,11 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
         session.imatrix = held.get("imatrix")
         try:
             yield session
-        finally:
-            timed.write(run, n_workers)
+        except BaseException:
+            with suppress(QuantkitError, OSError):  # the first fault is the one to tell
+                timed.write(run, n_workers)
+            raise
+        timed.write(run, n_workers)
 
 
 def tier_file_name(base: Path, tier: str) -> str:
