@@ -18,6 +18,7 @@ from quantkit.core.errors import GgufError, InputError, RunLocked
 from quantkit.core.files import FolderLock
 from quantkit.job.audit import AuditOptions
 from quantkit.job.ladder import RunOptions, RunResult, audit_files, run_ladder
+from quantkit.job.manifest import APART, is_apart
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import read_json
 from quantkit.report.run_report import write_report
@@ -27,7 +28,8 @@ from tests.gguf_factory import tiny_model
 pytestmark = pytest.mark.engine
 
 TIERS = ["Q8_0", "Q4_K_M", "Q3_K_M"]  # the I-quants' tables take seconds to make
-SETTINGS = ["eval.chunks=spread", "eval.n_chunk=16", "floors.n_chunk=8", "imatrix.chunks=first", "imatrix.n_chunk=2"]
+SETTINGS = ["eval.chunks=spread", "eval.n_chunk=16", "floors.n_chunk=8", "imatrix.chunks=first", "imatrix.n_chunk=2",
+            "mtp.n_prompt=1", "mtp.n_predict=4"]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +57,10 @@ def finish(result: RunResult) -> Path:
 
 
 def bundle_of(run: Path) -> dict[str, str]:
-    """Every file but logs, parts, times and the lock."""
-    return {path.relative_to(run).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(run.rglob("*"))
-            if path.is_file() and path.relative_to(run).parts[0] not in {"logs", "parts", "run.json", ".lock"}}
+    """Every file but logs, parts, times and the lock, and what shows times."""
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    return {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in sorted(names)
+            if name.split("/")[0] not in {"logs", "parts", "run.json", ".lock"} and name != APART and not is_apart(name)}
 
 
 def test_the_manifest_lists_every_file_of_the_bundle(base: Path, protocol: Protocol, tmp_path: Path) -> None:
@@ -66,9 +69,14 @@ def test_the_manifest_lists_every_file_of_the_bundle(base: Path, protocol: Proto
     assert listed == {name: sha for name, sha in bundle_of(run).items() if name != "manifest.json"}
 
 
+def test_what_shows_times_is_the_speeds_and_the_page(base: Path, protocol: Protocol, tmp_path: Path) -> None:
+    run = finish(run_ladder(base, protocol, tmp_path / "run", ["Q8_0"], Silent()))
+    assert sorted(read_json(run / APART)["files"]) == ["report/report.html", "report/speed.json", "report/speed.md"]
+
+
 def test_no_file_of_the_bundle_names_a_folder_of_this_machine(base: Path, protocol: Protocol, tmp_path: Path) -> None:
     run = finish(run_ladder(base, protocol, tmp_path / "run", ["Q8_0", "Q4_K_M"], Silent()))
-    for name in bundle_of(run):
+    for name in (*bundle_of(run), *read_json(run / APART)["files"]):
         data = (run / name).read_bytes()
         assert str(tmp_path).encode() not in data
         assert str(base.parent).encode() not in data

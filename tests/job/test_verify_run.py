@@ -15,11 +15,11 @@ from quantkit.engine.lockstep import read_build
 from quantkit.engine.pool import WorkerPool
 from quantkit.job import regenerate
 from quantkit.job.ladder import RunOptions, run_ladder
-from quantkit.job.manifest import list_files, result_id_of, seal_of
+from quantkit.job.manifest import APART, list_files, refresh_files, result_id_of, seal_of
 from quantkit.job.parts import read_parquet, write_parquet
 from quantkit.job.progress import Silent
 from quantkit.job.regenerate import Rechecked, RecheckOptions, recheck
-from quantkit.job.rundir import read_json
+from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.verify import verify_bundle
 from quantkit.job.verify_findings import Findings, Verification
 from quantkit.report.run_report import render_report, write_report
@@ -67,7 +67,8 @@ def test_a_run_verifies_and_so_does_a_bundle_without_its_models(bundle: Path) ->
 
 def test_one_changed_byte_of_any_file_fails_and_names_it(bundle: Path) -> None:
     rng = random.Random(5)
-    names = ["manifest.json", *read_json(bundle / "manifest.json")["files"]]
+    names = ["manifest.json", *read_json(bundle / "manifest.json")["files"], APART, *read_json(bundle / APART)["files"]]
+    assert {"report/report.html", "report/speed.json"} <= set(names)
     assert len(names) > 20
     for name in names:
         path = bundle / name
@@ -86,6 +87,7 @@ def relist(bundle: Path) -> None:
     facts["files"] = list_files(bundle, {})
     facts["result_id"] = result_id_of(facts)
     (bundle / "manifest.json").write_bytes(pretty_json({**facts, "seal": seal_of(facts)}))
+    refresh_files(RunFolder(path=bundle))
 
 
 def test_a_model_of_other_types_is_caught_though_every_hash_fits(bundle: Path) -> None:
