@@ -25,6 +25,7 @@ from quantkit.engine.worker import Reply, worker_main
 Command = Callable[..., Any]
 _T = TypeVar("_T")
 _N_LAST_LINES = 8
+_STARTING = threading.Lock()  # a start changes this process's environment for a moment
 _END_S = 5.0  # what a process gets to end by itself, or to be gone once it is killed
 
 
@@ -119,6 +120,10 @@ class Worker:
         raise faults[0]
 
     def _start(self) -> None:
+        with _STARTING:
+            self._start_alone()
+
+    def _start_alone(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=worker_main, args=(theirs, os.getpid()), daemon=True,

@@ -81,6 +81,19 @@ def test_quantize_writes_a_file_and_never_over_an_input(capsys: pytest.CaptureFi
 
 
 @pytest.mark.engine
+def test_quantize_writes_several_tiers_into_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    arguments: list[str | Path] = ["quantize", "-b", model, "-p", "demo-v1", "-t", "Q6_K", "-t", "Q8_0"]
+    code, out, _ = call(capsys, *arguments, "-o", tmp_path / "a folder")
+    assert code == 0
+    written = [tmp_path / "a folder" / f"{model.stem.removesuffix('-BF16')}-{tier}.gguf" for tier in ("Q8_0", "Q6_K")]
+    assert [line.split(":")[0] for line in out.splitlines()] == [str(path) for path in written]
+    assert call(capsys, "quantize", "-b", model, "-p", "demo-v1", "-t", "Q6_K", "-o", tmp_path / "alone.gguf")[0] == 0
+    assert written[1].read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+    code, _, err = call(capsys, *arguments, "-o", tmp_path / "a folder")
+    assert (code, "exists" in err) == (2, True)
+
+
+@pytest.mark.engine
 def test_quantize_never_writes_over_a_shard_of_its_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     parts = tiny_model(tmp_path / "m-BF16.gguf", n_embd=256, n_ff=256, n_part=3)
     before = [part.read_bytes() for part in parts]
