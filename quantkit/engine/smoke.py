@@ -122,7 +122,7 @@ def _load(lib: Any, path: Path, n_threads: int) -> Any:
 
 
 def _as_chat(lib: Any, model: Any, template: str, prompt: str) -> str:
-    """The prompt as one user message. The template is a stranger's, and llama-cpp-python renders it in a sandbox; limits are ours."""
+    """The prompt as one user message. The template is a stranger's: llama-cpp-python renders it in a sandbox, within our limits."""
     vocab = lib.llama_model_get_vocab(model.model)
     texts = [lib.llama_vocab_get_text(vocab, token).decode(errors="replace") if token >= 0 else ""
              for token in (model.token_eos(), model.token_bos())]

@@ -1,7 +1,7 @@
 """Limits for chat templates: jinja2's sandbox keeps a template from reaching anything, and not from going on without end.
 
-Inside `limits()` a template may take 10 s of this process's CPU time and 1 GiB of memory beyond what the process has; a text that it
-writes, or is written in, ends at a bound. Main thread of a worker only: the clock is a signal.
+Inside `limits()` a template may take 10 s of this process's CPU time and 1 GiB of memory beyond what the process has; its own text
+and the one that it writes end at a bound. Main thread of a worker only: the clock is a signal.
 """
 
 from __future__ import annotations

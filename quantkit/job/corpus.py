@@ -16,6 +16,7 @@ from pathlib import Path
 from quantkit.core.errors import CorpusError
 from quantkit.core.files import sha256_file, write_atomic
 from quantkit.core.secrets import hide_secrets
+from quantkit.job.hub.client import check_endpoint
 from quantkit.spec.protocol import Corpus
 
 FOLDER_VARIABLE = "QUANTKIT_CORPUS_DIR"
@@ -145,6 +146,7 @@ def _fetch(corpus: Corpus) -> bytes:
     except ImportError as error:
         raise CorpusError(f"the text {corpus.name} must be fetched from the hub, and the package datasets cannot be imported "
                           f"({error}): install it; or {instead}") from error
+    check_endpoint(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     try:
         rows = datasets.load_dataset(corpus.hub_dataset, corpus.hub_config, split=corpus.hub_split)["text"]
         data = join_rows(rows)

@@ -11,9 +11,15 @@ _MD_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 
 def plain_line(text: str) -> str:
-    """One line: control and format characters (line ends, reversed writing) become spaces, runs of spaces one."""
-    kept = "".join(" " if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} else c for c in text)
-    return " ".join(kept.split())
+    """One line: control and format characters (line ends, reversed writing) become spaces, runs of spaces one.
+
+    So do the code points that are no characters, which neither YAML nor XML holds.
+    """
+    return " ".join("".join(" " if _is_hidden(c) else c for c in text).split())
+
+
+def _is_hidden(c: str) -> bool:
+    return unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} or ord(c) & 0xFFFE == 0xFFFE or "\ufdd0" <= c <= "\ufdef"
 
 
 def md_text(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
@@ -55,7 +56,7 @@ def test_nothing_leads_out_of_the_sandbox(template: str, tmp_path: Path, monkeyp
 
 ENDLESS = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "a macro that doubles": "{% macro f(n) %}{% for i in range(2) %}{{ f(n - 1) if n else '' }}{% endfor %}{% endmacro %}{{ f(60) }}",
+    "a macro that doubles": "{% macro f(n) %}{% for i in (1, 2) %}{{ f(n - 1) if n else '' }}{% endfor %}{% endmacro %}{{ f(60) }}",
     "powers": "{{ 7 ** (7 ** 9) % 3 }}",
     "powers at run time": "{% set n = messages|length %}{{ (6 + n) ** (7 ** 9) % 3 }}",
     "text without end": "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
@@ -90,10 +91,8 @@ def test_a_template_too_long_to_compile_is_refused() -> None:
                                       "range(99999) %}{% endfor %}{% endfor %}"], ids=["fine", "fails", "endless"])
 def test_limits_end_with_the_template(template: str) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)
-    try:
-        render(template, "x", "", "")
-    except Exception as error:
-        assert template != "{{ messages[0].content }}", error
+    with contextlib.suppress(ZeroDivisionError, BeyondLimits):
+        assert render(template, "x", "", "") == "x"
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
