@@ -9,8 +9,10 @@ from pathlib import Path
 from quantkit.core.errors import InputError
 from quantkit.core.stats import group_by
 from quantkit.job.parts import Rows, read_parquet
+from quantkit.job.refpack_pairs import compare_kld
 from quantkit.measure.verdict import PairStatistic, compare_pairs, letters
 from quantkit.spec.protocol import Protocol
+from quantkit.spec.refpack_records import PackReference
 from quantkit.spec.verdict_records import Comparison, Verdicts
 
 
@@ -38,12 +40,13 @@ def check_comparable(runs: Mapping[str, Mapping[str, str]]) -> None:
                            "under one protocol")
 
 
-def compare_files(rows: Mapping[str, Path], protocol: Protocol) -> Verdicts:
+def compare_files(rows: Mapping[str, Path], protocol: Protocol, references: Mapping[str, PackReference | None]) -> Verdicts:
     """Paired tests between all files of a table, whoever made them; the family is all pairs.
 
     Args:
         rows: name of a file to its rows, in the order of the table.
         protocol: whose margins and α hold.
+        references: the reference pack that a file was measured against; None where it was base itself.
 
     Raises:
         InputError: rows of other tokens.
@@ -55,7 +58,8 @@ def compare_files(rows: Mapping[str, Path], protocol: Protocol) -> Verdicts:
                                                       ("same_top_p", gate.margins.same_top_p))
     comparisons = []
     for statistic, margin in margins:
-        pairs = compare_pairs(read, statistic, margin=margin, alpha=gate.alpha)
+        pairs = (compare_kld(read, references, margin=margin, alpha=gate.alpha) if statistic == "kld"
+                 else compare_pairs(read, statistic, margin=margin, alpha=gate.alpha))
         comparisons.append(Comparison(statistic=statistic, margin=margin, pairs=pairs, letters=letters(list(read), pairs)))
     articles = group_by(next(iter(read.values()))["article"])
     return Verdicts(tiers=tuple(read), rows_sha256={}, n_article=articles.n_group, g_eff=articles.n_effective, alpha=gate.alpha,

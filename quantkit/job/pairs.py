@@ -10,8 +10,7 @@ The rows are all that these depend on: whoever has the bundle can compute them a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from quantkit.core.files import sha256_file
 from quantkit.core.stats import group_by
 from quantkit.job.evaluation import Evaluation
 from quantkit.job.parts import Rows, read_parquet
+from quantkit.job.refpack_pairs import compare_kld
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.measure.noise import compare_to_floors, mark_arithmetic
 from quantkit.measure.slices import TOKEN_CLASSES, slice_rows
@@ -69,9 +69,11 @@ def compute_verdicts(run: RunFolder, protocol: Protocol, rows: Mapping[str, Rows
     floors = _floor_verdicts(run, protocol, rows)
     comparisons = []
     for statistic, margin in margins.items():
-        pairs = compare_pairs(rows, statistic, margin=margin, alpha=gate.alpha, n_looks=n_looks)
         if statistic == "kld":
-            pairs = _across_references(run, _marked(pairs, rows, floors), rows)
+            references = read_references(run, rows)
+            pairs = _marked(compare_kld(rows, references, margin=margin, alpha=gate.alpha, n_looks=n_looks), rows, floors)
+        else:
+            pairs = compare_pairs(rows, statistic, margin=margin, alpha=gate.alpha, n_looks=n_looks)
         comparisons.append(Comparison(statistic=statistic, margin=margin, pairs=pairs, letters=letters(list(rows), pairs)))
     articles = group_by(next(iter(rows.values()))["article"])
     return Verdicts(
@@ -134,26 +136,11 @@ def _marked(pairs: tuple[PairVerdict, ...], rows: Mapping[str, Rows], floors: tu
     return tuple(mark_arithmetic(pair, mean[pair.a], mean[pair.b], floor.get(pair.a), floor.get(pair.b)) for pair in pairs)
 
 
-def _across_references(run: RunFolder, pairs: tuple[PairVerdict, ...], rows: Mapping[str, Rows]) -> tuple[PairVerdict, ...]:
-    """The pairs, none told apart by references alone: where one KLD is a pack's lower bound and the other is not of that pack, a
-    difference within what it may fall short by says nothing.
+def read_references(run: RunFolder, tiers: Iterable[str]) -> dict[str, PackReference | None]:
+    """The reference pack of each tier, None where it was measured against base itself.
+
+    Raises:
+        KeyError, TypeError: a summary's words about it cannot be read.
     """
-    refs = {tier: PackReference.from_json(held["ref"]) for tier in rows if "ref" in (held := read_json(run.summary(tier)) or {})}
-    mean = {tier: float(np.mean(own["kld"])) for tier, own in rows.items()}
-    out = []
-    for pair in pairs:
-        a, b = refs.get(pair.a), refs.get(pair.b)
-        mixed = (a.sha256 if a else None) != (b.sha256 if b else None)
-        reach = max((_reach(ref) for ref in (a, b) if ref), default=0.0)
-        if mixed and pair.verdict.startswith(("better", "worse")) and abs(mean[pair.a] - mean[pair.b]) <= reach:
-            pair = replace(pair, verdict="not resolved",
-                           reason="measured against different references, and apart by no more than a pack's KLD may fall short by")
-        out.append(pair)
-    return tuple(out)
-
-
-def _reach(ref: PackReference) -> float:
-    """The most that a pack's KLD may fall short by: the estimate and three errors; anything where there is no estimate."""
-    if ref.shortfall is None or ref.shortfall_se is None:
-        return math.inf
-    return ref.shortfall + 3 * ref.shortfall_se
+    held = {tier: read_json(run.summary(tier)) or {} for tier in tiers}
+    return {tier: PackReference.from_json(summary["ref"]) if "ref" in summary else None for tier, summary in held.items()}

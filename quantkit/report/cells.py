@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from quantkit.report.escape import significant, with_error
 from quantkit.report.mtp_report import machine_words
+from quantkit.report.table_rows import TableRow
 from quantkit.spec.records import Estimate
+from quantkit.spec.refpack_records import PackReference
 from quantkit.spec.speed_records import SpeedResult
 
 
@@ -16,6 +18,23 @@ def estimate_text(estimate: Estimate, *, percent: bool = False, signed: bool = F
         return "n/a"
     scale, unit = (100.0, " %") if percent else (1.0, "")
     return with_error(scale * estimate.value, None if estimate.se is None else scale * estimate.se, signed=signed) + unit
+
+
+def shortfall_text(reference: PackReference | None) -> str:
+    """`+2.1e-05 ± 4e-07 est.`, what a lower bound of KLD falls short by, nats; empty where KLD is no bound."""
+    if reference is None:
+        return ""
+    if reference.shortfall is None:
+        return "unknown"
+    error = "" if reference.shortfall_se is None else f" ± {reference.shortfall_se:.1g}"
+    return f"+{reference.shortfall:.2g}{error} est."
+
+
+def reference_text(row: TableRow) -> str:
+    """`pack, mass 0.9999`, or `base`; empty for the base itself."""
+    if row.is_base:
+        return ""
+    return f"{row.reference.kind}, mass {row.reference.mass:g}" if row.reference else "base"
 
 
 def interval_text(estimate: Estimate) -> str:

@@ -62,7 +62,8 @@ def compare_run_folders(paths: Sequence[Path]) -> Comparison:
                              "eval_id": data.header.eval_id} for name, data in runs.items()})
     files = _files(runs)
     first = next(iter(runs.values()))
-    verdicts = compare_files({file.row.tier: file.rows for file in files}, first.protocol)
+    verdicts = compare_files({file.row.tier: file.rows for file in files}, first.protocol,
+                             {file.row.tier: file.row.reference for file in files})
     letters = verdicts.comparison("kld").letters  # of this table, not of the runs'
     lettered = [file._replace(row=dataclasses.replace(file.row, letters=letters[file.row.tier])) for file in files]
     return Comparison(runs=runs, base=first.rows[0], files=tuple(lettered), verdicts=verdicts)

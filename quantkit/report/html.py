@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from quantkit.core.units import format_bytes
-from quantkit.report.cells import estimate_text, rate_text, speed_notes
+from quantkit.report.cells import estimate_text, rate_text, reference_text, shortfall_text, speed_notes
 from quantkit.report.escape import base_name, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
@@ -105,6 +105,8 @@ def retention_table(data: RunData) -> Html:
 
 # What only some runs have: a column is there where one row has it.
 _OPTIONAL: dict[str, Callable[[TableRow], Cell | None]] = {
+    "KLD short by": lambda row: Cell(shortfall_text(row.reference), row.reference.shortfall) if row.reference else None,
+    "Reference": lambda row: Cell(reference_text(row), is_text=True) if row.reference else None,
     "Group": lambda row: Cell(row.letters) if row.letters else None,
     "Noise floor": lambda row: Cell(significant(row.floor.kld.value or 0.0, 2), row.floor.kld.value) if row.floor else None,
     "KLD of weights": lambda row: Cell(estimate_text(row.weights.kld), row.weights.kld.value) if row.weights else None,

@@ -37,6 +37,7 @@ def _pair_row(pair: PairVerdict, a: str, b: str) -> list[Cell]:
         words = f"{pair.verdict}: {pair.reason}"
         return [Cell(a), Cell(b, is_text=True), *[Cell("")] * 3, Cell(words, is_text=True), Cell("")]
     words = pair.verdict + (" (by no more than arithmetic)" if pair.arithmetic else "")
+    words += f" ({pair.reason})" if pair.reason else ""
     if pair.verdict == "not resolved" and pair.n_article_needed is not None:
         words += f"; about {pair.n_article_needed:,} articles like these would resolve the margin"
     p = pair.p_holm

@@ -25,7 +25,9 @@ def tier_sentences(rows: Sequence[TableRow], verdicts: Verdicts | None) -> dict[
 
 
 def _sentence(row: TableRow, larger: TableRow, tiers: Sequence[TableRow], verdicts: Verdicts | None) -> str:
-    parts = [_size(row, larger), _kld(row.summary.kld), _perplexity(row.summary.ln_ppl_ratio, row.summary.ppl_drift)]
+    kld = _kld(row.summary.kld)
+    kld = kld.replace("KLD", "KLD of at least", 1) if row.reference else kld  # a pack's is a lower bound
+    parts = [_size(row, larger), kld, _perplexity(row.summary.ln_ppl_ratio, row.summary.ppl_drift)]
     if row.floor_verdict is not None and row.floor_verdict.indistinguishable:
         parts.append(f"indistinguishable from {larger.tier if larger.is_base else 'the base'} here: its KLD is less than "
                      f"{verdicts.floor_factor if verdicts else 2:g} times what other arithmetic does to the same file")

@@ -137,6 +137,10 @@ def _more_columns() -> dict[str, Reader]:
     for part in ("value", "se", "lo", "hi"):
         name = "kld_weights" + (f"_{part}" if part != "value" else "")
         columns[name] = lambda row, part=part: getattr(row.weights.kld, part) if row.weights else None  # type: ignore[misc]
+    columns["ref"] = lambda row: "" if row.is_base else row.reference.kind if row.reference else "base"
+    for name, attribute in (("ref_mass", "mass"), ("kld_shortfall", "shortfall"), ("kld_shortfall_se", "shortfall_se")):
+        columns[name] = _optional("reference", attribute)
+    columns["ref_sha256"] = lambda row: row.reference.sha256 if row.reference else ""
     return columns
 
 
@@ -144,4 +148,4 @@ def _more_columns() -> dict[str, Reader]:
 COLUMNS: dict[str, Reader] = _INTERFACE | {name: read for name, read in _more_columns().items() if name not in _INTERFACE}
 
 #: Those that hold text.
-TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "floor_kernel"})
+TEXT_COLUMNS = frozenset({"tier", "file", "sha256", "notes", "letters", "floor_kernel", "ref", "ref_sha256"})

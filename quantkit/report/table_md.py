@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quantkit.core.units import format_bytes
+from quantkit.report.cells import reference_text, shortfall_text
 from quantkit.report.escape import base_name, md_text, significant, with_error
 from quantkit.report.sentences import tier_sentences
 from quantkit.report.table_rows import TableHeader, TableRow, order_rows
@@ -74,6 +75,8 @@ _MD_COLUMNS: dict[str, Callable[[TableRow], str]] = {
     "PPL": lambda row: significant(row.summary.ppl_q.value or 0.0, 6),
     "PPL drift": _md_estimate("ppl_drift", percent=True, signed=True),
     "Mean KLD": _md_estimate("kld"),
+    "KLD short by": lambda row: shortfall_text(row.reference),
+    "Reference": lambda row: md_text(reference_text(row)),
     "Group": lambda row: row.letters,
     "Noise floor": lambda row: significant(row.floor.kld.value or 0.0, 2) if row.floor else "",
     "KLD of weights": lambda row: _md_value(row.weights.kld) if row.weights else "",
@@ -85,6 +88,7 @@ _MD_COLUMNS: dict[str, Callable[[TableRow], str]] = {
 
 
 _MD_OPTIONAL: dict[str, Callable[[TableRow], object]] = {
+    "KLD short by": lambda row: row.reference, "Reference": lambda row: row.reference,
     "Group": lambda row: row.letters, "Noise floor": lambda row: row.floor, "KLD of weights": lambda row: row.weights}
 
 
@@ -120,7 +124,7 @@ text like this one and are not adjusted for many comparisons. Rows that differ b
 
 def _md_notes(header: TableHeader, rows: Sequence[TableRow]) -> list[str]:
     ratio = rows[-1].summary.ln_ppl_ratio  # all rows have the same articles
-    few = f"No ± and no interval: {ratio.reason}. They need six articles of equal length."
+    few = f"No ± and no interval: {ratio.reason}. They need ten articles of equal length."
     lines = [_MD_ERRORS if ratio.se is not None else few, "", _MD_MEANING]
     for row in rows:
         if row.substituted:

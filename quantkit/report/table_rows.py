@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quantkit.core.errors import InputError
 from quantkit.spec.records import TierSummary
+from quantkit.spec.refpack_records import PackReference
 from quantkit.spec.verdict_records import FloorVerdict, KernelFloor, WeightsKld
 
 
@@ -56,6 +57,7 @@ class TableRow:
         substituted: share of parameters (0 to 1) whose type is another than the plan's rules asked for.
         notes: what was substituted, where a foreign file is from, and the like.
         letters: of mean KLD; two tiers that share one are not told apart. "" where no pair was tested.
+        reference: the reference pack that stood in base's place; KLD is then a lower bound. None where base itself was run.
         floor: the arithmetic that moves the same file the most; floor_verdict: the tier beside it; weights: its weights alone.
     """
 
@@ -71,6 +73,7 @@ class TableRow:
     substituted: float = 0.0
     notes: tuple[str, ...] = ()
     letters: str = ""
+    reference: PackReference | None = None
     floor: KernelFloor | None = None
     floor_verdict: FloorVerdict | None = None
     weights: WeightsKld | None = None

@@ -102,6 +102,7 @@ def _word(pair: PairVerdict) -> str:
     word = pair.verdict
     if word == "not resolved" and pair.n_article_needed is not None:
         word += f" (the margin would need about {pair.n_article_needed:,} articles like these)"
+    word += f" ({md_text(pair.reason)})" if pair.reason else ""
     return word + ("; within arithmetic" if pair.arithmetic else "")
 
 

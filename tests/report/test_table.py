@@ -18,6 +18,7 @@ from quantkit.measure.summary import base_rows, summarize
 from quantkit.report.escape import base_name, csv_text, md_text, significant, with_error
 from quantkit.report.table import TableHeader, TableRow, retention_csv, retention_json, retention_md
 from quantkit.spec.records import TierSummary
+from quantkit.spec.refpack_records import PackReference
 from tests.measure.synthetic import make_rows
 
 FIRST = ("tier,file,size_bytes,size_vs_base,bpw,n_chunk,n_scored,ppl_base,ppl_q,ln_ppl_ratio,ln_ppl_ratio_se,kld_mean,"
@@ -259,3 +260,26 @@ def test_signs_and_digits() -> None:
 def test_usual_names_are_not_uglified() -> None:
     assert md_text("tiny-Q4_K_M (v2).gguf") == "tiny-Q4_K_M (v2).gguf"
     assert md_text("a_ _b_") == r"a\_ \_b\_"
+
+
+PACK = PackReference(kind="pack", file="ref.safetensors", sha256="f" * 64, mass=0.999, max_ids=32768, tail_mass=1e-3, backend="CPU",
+                     same_arithmetic=True, n_full=40, shortfall=2.13e-5, shortfall_se=4.4e-7)
+
+
+def test_a_lower_bound_of_kld_has_its_shortfall_in_columns() -> None:
+    small, base, large = make_table()
+    table = [dataclasses.replace(small, reference=PACK), base, large]
+    rows = {row["tier"]: row for row in read_csv(retention_csv(table))}
+    names = ("ref", "ref_mass", "kld_shortfall", "kld_shortfall_se", "ref_sha256")
+    assert [rows["IQ1_M"][name] for name in names] == ["pack", "0.999", "2.13e-05", "4.4e-07", "f" * 64]
+    assert [rows["Q8_0"][name] for name in names] == ["base", "", "", "", ""]
+    assert [rows["BF16"][name] for name in names] == [""] * 5
+    text = retention_md(HEADER, table)
+    assert md_cells(text, "IQ1_M")["KLD short by"] == "+2.1e-05 ± 4e-07 est."
+    assert md_cells(text, "IQ1_M")["Reference"] == "pack, mass 0.999"
+    assert (md_cells(text, "Q8_0")["KLD short by"], md_cells(text, "Q8_0")["Reference"]) == ("", "base")
+    assert "Reference" not in md_cells(retention_md(HEADER, make_table()), "IQ1_M")
+    tier = next(tier for tier in json.loads(retention_json(HEADER, table))["tiers"] if tier["tier"] == "IQ1_M")
+    assert (tier["reference"]["shortfall"], tier["reference"]["mass"]) == (2.13e-5, 0.999)
+    assert md_cells(retention_md(HEADER, [dataclasses.replace(small, reference=dataclasses.replace(PACK, shortfall=None)), base]),
+                    "IQ1_M")["KLD short by"] == "unknown"
