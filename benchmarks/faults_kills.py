@@ -1,8 +1,8 @@
 """SIGKILL at random points of `quantkit run`, several in a row, and resumes: is the bundle the one of a run that nobody killed?
 
 A model of 250 kB, some tiers, a few chunks. Each kill hits the whole process group, the parent alone or one worker, at a random
-time. After the last kill of a row the same command runs to its end, and every file that its manifest lists, and the manifest itself, is
-compared byte by byte with those of the undisturbed run.
+time. After the last kill of a row the same command runs to its end, and every file that its manifest lists, and the manifest itself,
+is compared byte by byte with those of the undisturbed run.
 
 usage: python benchmarks/faults.py kills [--n 200] [--seed 1] [--tiers Q8_0,Q4_K_M] [--keep FOLDER]
 """
