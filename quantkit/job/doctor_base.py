@@ -22,7 +22,7 @@ def look_at_source(case: Case) -> Iterator[Finding]:
         error = InputError(f"expected a model with a trunk, found only an MTP head in {case.base}: give the whole model")
         yield problem(check, error)
         return
-    if not model.problems:  # those are the header's
+    if not model.problems:
         _ = case.base_model
     share, *others = type_shares(model.header.tensors)
     words = ", ".join(f"{s.type} {s.n_params / model.n_params:.1%}" for s in (share, *others))

@@ -96,22 +96,23 @@ class Case:
         tiers: names of some of its tiers; None for all.
         run: the run directory; None where none is named yet.
         options: as the run would get them.
-        measure: whether the time of a chunk may be measured.
+        measure: whether a chunk may be decoded to tell the time, and a small base hashed.
+        pool: workers that are there already; none: one is started when it is needed.
     """
 
     def __init__(self, base: Path, protocol: Protocol | QuantkitError, *, tiers: Sequence[str] | None = None,
                  run: Path | None = None, options: RunOptions = RunOptions(), measure: bool = True,  # noqa: B008 - frozen
-                 progress: Progress = Silent()) -> None:  # noqa: B008 - without a state
+                 progress: Progress = Silent(), pool: WorkerPool | None = None) -> None:  # noqa: B008 - without a state
         self.base, self.run, self.options, self.measure, self.progress = base, run, options, measure, progress
         self._protocol, self._tiers = protocol, tiers
         self._facts: dict[str, Any] = {}
-        self._pool: WorkerPool | None = None
+        self._pool, self._own_pool = pool, pool is None
 
     def __enter__(self) -> Case:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._own_pool:
             self._pool.__exit__(kind, error, trace)
 
     def once(self, what: str, make: Callable[[], _T]) -> _T:
@@ -166,6 +167,8 @@ class Case:
     def base_model(self) -> ModelInfo:
         """The base, if tiers can be made from it at all."""
         def make() -> ModelInfo:
+            if self.model.problems:  # the findings of the header's checks
+                raise Unknown("a header that agrees with itself")
             require_base(self.model)
             return self.model
         return self.once("a base that tiers can be made from", make)
