@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
+from quantkit.report.escape import no_formula
+
 Cell = str | int | float | bool | None
 
 _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
@@ -83,10 +85,7 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 def _csv_cell(cell: Cell) -> Cell:
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    if not isinstance(cell, str):
-        return cell
-    text = visible(cell)
-    return "'" + text if text[:1] in {"=", "+", "-", "@"} else text
+    return no_formula(visible(cell)) if isinstance(cell, str) else cell
 
 
 def json_text(value: Any) -> str:

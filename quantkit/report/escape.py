@@ -7,6 +7,7 @@ import re
 import unicodedata
 
 _MD_SIGNS = re.compile(r"[\\`*\[\]|~#$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
+_FORMULA_SIGNS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _MD_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 
@@ -31,8 +32,12 @@ def md_text(text: str) -> str:
 
 def csv_text(text: str) -> str:
     """Text for a csv cell that no spreadsheet runs: one line, and an apostrophe before a leading `= + - @`."""
-    line = plain_line(text)
-    return "'" + line if line[:1] in {"=", "+", "-", "@"} else line
+    return no_formula(plain_line(text))
+
+
+def no_formula(text: str) -> str:
+    """A cell's text with an apostrophe before what makes a spreadsheet run it, which full-width signs do as well."""
+    return "'" + text if text.lstrip().startswith(_FORMULA_SIGNS) else text
 
 
 def base_name(path: str) -> str:

@@ -22,7 +22,7 @@ from quantkit.report.run_data import read_run
 from tests.gguf_factory import tiny_model
 from tests.report.run_factory import make_run
 
-HOSTILE = ["<script>alert(1)</script>", "a|b", "---", "\n---\nlicense: mit\n", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)",
+HOSTILE = ["<script>alert(1)</script>", "a|b", "---", "\n---\nlicense: mit\n", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", " =1", "＝1+1",
            "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "line\nline\r\nline", "\u202egpj.exe", "\u2066\u2069\u200b", "\u2028\u2029\x85",
            "`code` ![i](http://e.vil/x) [l](javascript:x)", "<!-- quantkit:end -->", "&lt;b&gt;", "{{ 7*7 }}", "%n%s",
            "\ufffe\uffff\ufdd0", "\udcff", "\0", "\t=1+1"]
@@ -59,7 +59,7 @@ def test_a_row_has_as_many_cells_whatever_is_in_them(values: list[str]) -> None:
 @given(texts)
 def test_no_csv_cell_is_a_formula(value: str) -> None:
     for cell in (csv_text(value), next(csv.reader(io.StringIO(csv_table(["c"], [[value]]).split("\n", 1)[1])), [""])[0]):
-        assert cell.lstrip()[:1] not in {"=", "+", "-", "@"}, cell
+        assert cell.lstrip()[:1] not in {*"=+-@＝＋－＠"}, cell
         assert cell.isprintable() or not cell.isascii()
 
 
