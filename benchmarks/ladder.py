@@ -107,16 +107,22 @@ def prepare(args: argparse.Namespace) -> None:
                 run([[*QUANTKIT, "quantize", "-b", args.base, "-p", STOCK, "-t", tier, "--imatrix", args.matrix, "-o", path]], log)
 
 
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """The options that say which model and where."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="tiny, smollm2, or a BF16 file")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="the folder with models/ and corpus/")
+    parser.add_argument("--work", type=Path, default=cache_folder().parents[1] / "bench", help="where tiers are kept")
+    return parser
+
+
 def main() -> None:
     """Prepare, alternate, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("job", choices=["audit", "quantize", "imatrix"])
-    parser.add_argument("--model", default="smollm2", help="tiny, smollm2, or a BF16 file")
     parser.add_argument("--n-chunk", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--max-tries", type=int, default=0, help="rounds at most, discarded ones included [twice the pairs]")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="the folder with models/ and corpus/")
-    parser.add_argument("--work", type=Path, default=cache_folder().parents[1] / "bench", help="where tiers are kept")
     args = parser.parse_args()
     prepare(args)
     args.llama = llama_tools()
