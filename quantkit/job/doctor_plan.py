@@ -15,6 +15,7 @@ from quantkit.job.foreign import read_imatrix
 from quantkit.job.quantize import prepare_importances
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.spec.imatrix_file import Imatrix
+from quantkit.spec.json_records import record_to_json
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import Coverage, check_coverage
 from quantkit.spec.plan_rules import bits, count_rule_uses
@@ -110,7 +111,7 @@ def look_at_imatrix(case: Case) -> Iterator[Finding]:
         yield not_applicable(check, "no tier uses importances")
     elif (given := case.options.imatrix) is not None:
         yield from _look_at_matrix(check, given, case.imatrix, case.protocol, plans, given=True)
-    elif case.run is not None and _is_collected(RunFolder(path=case.run), case.protocol):
+    elif case.run is not None and _is_collected(case, RunFolder(path=case.run)):
         path = RunFolder(path=case.run).imatrix
         yield from _look_at_matrix(check, path, read_imatrix(path), case.protocol, plans, given=False)
     else:
@@ -120,9 +121,11 @@ def look_at_imatrix(case: Case) -> Iterator[Finding]:
                         f"{'; a collection was begun and goes on' if state else ''}")
 
 
-def _is_collected(run: RunFolder, protocol: Protocol) -> bool:
+def _is_collected(case: Case, run: RunFolder) -> bool:
+    """Whether the run would take the matrix that it holds, as `ladder.importance_matrix` decides."""
     held = read_json(run.record("imatrix", "imatrix"))
-    return (isinstance(held, dict) and held.get("imatrix_id") == protocol.imatrix_id and run.imatrix.is_file()
+    return (isinstance(held, dict) and held.get("imatrix_id") == case.protocol.imatrix_id
+            and held.get("offload") == record_to_json(case.offload) and run.imatrix.is_file()
             and sha256_file(run.imatrix) == held.get("sha256"))
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import CorpusError, QuantkitError
+from quantkit.core.errors import CorpusError, EngineKilled, QuantkitError
 from quantkit.core.files import atomic_path, sha256_file, sha256_json
+from quantkit.engine.fit import require_loadable
 from quantkit.job.calibration import (
     Overlap,
     imatrix_facts,
@@ -20,7 +21,10 @@ from quantkit.job.calibration import (
     uses_importances,
 )
 from quantkit.job.corpus import read_corpus
+from quantkit.job.doctor import require_healthy
+from quantkit.job.doctor_case import Case
 from quantkit.job.evaluation import Subject, n_cores, read_subject
+from quantkit.job.foreign import read_imatrix
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.mtp_check import MtpOptions, mtp_path
 from quantkit.job.mtp_ladder import check_tiers, separate_head, write_tier
@@ -33,10 +37,12 @@ from quantkit.job.sequential import screening_protocol
 from quantkit.job.session import RunOptions as RunOptions
 from quantkit.job.session import RunResult as RunResult
 from quantkit.job.session import Session as Session
+from quantkit.job.session import base_stem, tier_file_name
 from quantkit.job.session import open_session as open_session
 from quantkit.job.smoke import smoke_path, smoke_tier
 from quantkit.spec.gguf_header import read_header
-from quantkit.spec.imatrix_file import Imatrix, read_imatrix
+from quantkit.spec.imatrix_file import Imatrix
+from quantkit.spec.json_records import record_to_json
 from quantkit.spec.model import describe_model
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import check_coverage
@@ -51,13 +57,15 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
         The run's folder, its result id, and the tiers that failed with their errors.
     """
     chosen = choose_tiers(protocol, tiers)
+    with Case(base_path, protocol, tiers=tiers, run=run_path, options=options, measure=False, progress=progress) as case:
+        first = require_healthy(case)  # refusals come before any work
     overlaps = None
     if options.imatrix is None and may_calibrate(protocol, chosen):  # before the base is hashed, which takes minutes
         held = read_json(RunFolder(path=run_path).record("imatrix", "overlap"))
         overlaps = read_overlaps(protocol, options.corpus, options.calibration, held)
     with open_session(base_path, protocol, run_path, progress, options) as session:
         model, pool = session.base.model, session.pool
-        first = [resolve_tier(pool, model, protocol, tier, None) for tier in chosen]  # refusals come before any work
+        pool.call("load the base", require_loadable, path=model.header.parts[0])
         matrix, path = importance_matrix(session, first, overlaps)
         lengths = matrix.lengths() if matrix is not None else {}
         plans = [resolve_tier(pool, model, protocol, tier, lengths) for tier in chosen]
@@ -73,7 +81,7 @@ def run_ladder(base_path: Path, protocol: Protocol, run_path: Path, tiers: Seque
             write_json(session.run.plan(plan.tier), plan.to_json())
             for note in plan.notes():
                 session.progress.note(f"plan {plan.tier}: {note}")
-        session.head = separate_head(session.run, pool, protocol, session.base, _stem(session.base.path), session.progress,
+        session.head = separate_head(session.run, pool, protocol, session.base, base_stem(session.base.path), session.progress,
                                      importances)
         batches = [[plan] for plan in plans] if options.drop_files else [plans]
         for batch in batches:
@@ -130,7 +138,11 @@ def _check(session: Session, tiers: Sequence[Subject]) -> None:
     """
     run, protocol, options = session.run, session.protocol, session.options
     for tier in tiers:
-        record = smoke_tier(run, session.pool, protocol, tier.name, tier.path, tier.sha256, n_cores())
+        try:
+            record = smoke_tier(run, session.pool, protocol, tier.name, tier.path, tier.sha256, n_cores())
+        except EngineKilled as error:
+            session.failed_checks[tier.name] = error
+            continue
         if not record.passed:
             session.progress.note(f"smoke test of {tier.name} did not pass: {'; '.join(record.failures)}")
     if not tiers:
@@ -176,7 +188,7 @@ def _is_measured(session: Session, plan: Plan, importances: Importances | None) 
 def _quantized(session: Session, plan: Plan, importances: Importances | None) -> Subject:
     """The tier's file: the one that stands if it is this plan's, or a new one."""
     run, base = session.run, session.base
-    target = run.quants / f"{_stem(base.path)}-{plan.tier}.gguf"
+    target = run.quants / tier_file_name(base.path, plan.tier)
     key = _quantize_key(session, plan, importances)
     held = read_json(run.record("quantize", plan.tier))
     if isinstance(held, dict) and held.get("key") == key and target.exists() and sha256_file(target) == held["subject"]["sha256"]:
@@ -190,14 +202,6 @@ def _quantized(session: Session, plan: Plan, importances: Importances | None) ->
                                                        "errors": [dataclasses.asdict(error) for error in made.errors]})
     session.tiers[plan.tier] = _subject_record(subject, importances)
     return subject
-
-
-def _stem(path: Path) -> str:
-    """The base's name without its type: model-BF16.gguf gives `model`."""
-    stem = path.stem.split("-00001-of-")[0]
-    for suffix in ("-BF16", "-bf16", ".BF16", ".bf16", "_BF16", "-F16", "-f16", ".F16", "-F32", "-f32", ".F32"):
-        stem = stem.removesuffix(suffix)
-    return stem.encode()[:200].decode(errors="ignore")
 
 
 def importance_matrix(session: Session, plans: Sequence[Plan],
@@ -216,14 +220,15 @@ def importance_matrix(session: Session, plans: Sequence[Plan],
         return matrix, target
     write_json(run.record("imatrix", "overlap"), overlaps_json(overlaps or ()))
     held = read_json(record)
-    if (isinstance(held, dict) and held.get("imatrix_id") == protocol.imatrix_id and run.imatrix.exists()
-            and sha256_file(run.imatrix) == held["sha256"]):
+    devices = record_to_json(session.evaluation.offload)
+    if (isinstance(held, dict) and held.get("imatrix_id") == protocol.imatrix_id and held.get("offload") == devices
+            and run.imatrix.exists() and sha256_file(run.imatrix) == held["sha256"]):
         session.progress.note("imatrix: collected already")
         return read_imatrix(run.imatrix), run.imatrix
     text = read_corpus(protocol.corpus(protocol.imatrix.corpus), options.calibration)
     matrix = collect_imatrix(run.imatrix, session.pool, protocol, session.base, text, session.progress, parts=run.parts,
                              offload=session.evaluation.offload)
-    write_json(record, {"imatrix_id": protocol.imatrix_id, "sha256": sha256_file(run.imatrix)})
+    write_json(record, {"imatrix_id": protocol.imatrix_id, "sha256": sha256_file(run.imatrix), "offload": devices})
     return matrix, run.imatrix
 
 

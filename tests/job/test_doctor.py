@@ -30,7 +30,7 @@ from quantkit.engine.chunk_time import ChunkTime
 from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import Tokenized
 from quantkit.engine.settings import Offload
-from quantkit.job import doctor_case, doctor_host, doctor_work
+from quantkit.job import doctor_host, doctor_work
 from quantkit.job.audit import AuditOptions
 from quantkit.job.doctor import CHECKS, examine, exit_code, require_healthy
 from quantkit.job.doctor_case import Case, Finding, split_advice
@@ -40,6 +40,8 @@ from quantkit.job.session import RunOptions
 from quantkit.measure.summary import MIN_ARTICLES
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
+from quantkit.spec.json_records import record_to_json
+from quantkit.spec.model import describe_model
 from quantkit.spec.protocol import Corpus, Protocol, Rule, load_protocol
 from tests.gguf_factory import model_metadata, model_tensors, tiny_gguf, tiny_model
 
@@ -352,7 +354,8 @@ def test_importances_that_are_not_needed_or_there_already(tmp_path: Path, base: 
         (run.parts / "imatrix" / "0.sums").write_bytes(b"x")
     assert "a collection was begun and goes on" in look(base, run=run.path).lines["importance matrix"].found
     matrix_of(run.imatrix, base)
-    write_json(run.record("imatrix", "imatrix"), {"imatrix_id": GUARDED.imatrix_id, "sha256": sha256_file(run.imatrix)})
+    write_json(run.record("imatrix", "imatrix"), {"imatrix_id": GUARDED.imatrix_id, "sha256": sha256_file(run.imatrix),
+                                                  "offload": record_to_json(Offload())})
     assert "collected by this run" in look(base, run=run.path).lines["importance matrix"].found
 
 
@@ -547,8 +550,8 @@ def test_memory(base: Path, tmp_path: Path, memory_bytes: int, words: str) -> No
 def test_a_base_larger_than_the_memory_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hollow = tiny_model(tmp_path / "m.gguf", n_embd=256, n_ff=256)[0]
     big = 1 << 40
-    describe = doctor_case.describe_model
-    monkeypatch.setattr(doctor_case, "describe_model", lambda header: describe(dataclasses.replace(header, file_bytes=big)))
+    monkeypatch.setattr("quantkit.job.doctor_case.describe_model",
+                        lambda header: describe_model(dataclasses.replace(header, file_bytes=big)))
     pool = CannedPool()
     table = look(hollow, pool=pool)
     assert (table.state("memory"), "every pass reads it from disk again" in table.lines["memory"].found) == ("warning", True)
@@ -662,7 +665,7 @@ def test_an_os_error_in_a_check_is_its_finding(base: Path, monkeypatch: pytest.M
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "/a/text")
 
-    monkeypatch.setattr(doctor_case, "locate_corpus", refuse)
+    monkeypatch.setattr("quantkit.job.doctor_case.locate_corpus", refuse)
     line = look(base).lines["calibration text"]
     assert (line.state, line.found) == ("problem", "the system refused at /a/text: Permission denied")
 
