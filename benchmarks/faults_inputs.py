@@ -187,8 +187,8 @@ class Trial:
         self._ask("verify", damage, False, "verify", self._run)
         if i % 25 == 0:
             resumed = shutil.copytree(self._run, self._folder / "resumed")
-            self._ask("run, resumed", damage, True, "run", "-b", self.sources[0][0], "-p", "demo-v1", "-o", resumed, "--tiers", _TIER,
-                      *_SMALL)
+            self._ask("run, resumed", damage, True, "run", "-b", self.sources[0][0], "-p", "demo-v1", "-o", resumed,
+                      "--tiers", _TIER, *_SMALL)
             if (resumed / "quants" / self._tier.name).read_bytes() != self._whole:
                 self._fault("run, resumed", "wrong success", damage, "the damaged file was kept")
             shutil.rmtree(resumed)

@@ -19,6 +19,8 @@ from quantkit.core.errors import InputError
 from quantkit.core.files import FolderLock, pretty_json, remove_leftovers, write_atomic
 from quantkit.spec.protocol import Protocol, load_protocol, write_protocol
 
+_LARGEST_JSON = 256 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
@@ -181,9 +183,13 @@ def check_protocol(run: RunFolder, protocol: Protocol) -> None:
 def read_json(path: Path) -> Any:
     """A JSON file's value, or None where the file is missing or not JSON: the step is then done again."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        if path.stat().st_size > _LARGEST_JSON:
+            return None
+        value = json.loads(path.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # half of a character, which JSON can say, cannot be told to anybody
+    except (OSError, ValueError, RecursionError):
         return None
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,18 +15,20 @@ from quantkit.core.errors import InputError
 from quantkit.job.fit import read_base
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.report.mtp_report import read_results, read_speeds
+from quantkit.report.run_form import check_manifest, reading_records
 from quantkit.report.sentences import tier_sentences
 from quantkit.report.table import TableHeader, TableRow, order_rows
 from quantkit.spec.base_facts import BaseFacts
-from quantkit.spec.json_records import record_from_json
+from quantkit.spec.json_records import record_from_json, record_to_json
 from quantkit.spec.mtp_records import MtpResult
 from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.records import TierSummary
-from quantkit.spec.refpack_records import reference_notes
+from quantkit.spec.refpack_records import PackReference, reference_notes
 from quantkit.spec.speed_records import SpeedResult
 from quantkit.spec.verdict_records import Floor, Slices, Verdicts, WeightsKld
 
+_Line = TypeVar("_Line", TableHeader, TableRow)
 _Record = TypeVar("_Record", Verdicts, Floor, Slices, WeightsKld)
 
 
@@ -97,12 +99,17 @@ def read_run(path: Path, corpus: str = "") -> RunData:
     Raises:
         InputError: no run there, none with a measured tier, or a summary that is missing or damaged.
     """
-    run = RunFolder(path=path, corpus=corpus)
-    manifest = read_json(run.manifest)
+    with reading_records(path):
+        return _read_run(RunFolder(path=path, corpus=corpus))
+
+
+def _read_run(run: RunFolder) -> RunData:
+    manifest, corpus = read_json(run.manifest), run.corpus
     if not isinstance(manifest, dict) or "protocol" not in manifest:
         raise InputError(f"expected a run directory, found no manifest.json of one in {run.path}: make one with `quantkit run`")
     if not manifest.get("tiers"):
         raise InputError(f"expected at least one measured tier in {run.path}, found none: run the same command again to finish it")
+    check_manifest(manifest, run.path)
     summaries = {tier: _summary(run, tier) for tier in manifest["tiers"]}
     plans = {tier: Plan.from_json(value) for tier in manifest["tiers"] if (value := read_json(run.plan(tier))) is not None}
     protocol = load_protocol(run.protocol)
@@ -114,11 +121,20 @@ def read_run(path: Path, corpus: str = "") -> RunData:
     header = _header(manifest, protocol, next(iter(summaries.values())), text)
     verdicts = _verdicts(run.pairs, summaries)
     return RunData(
-        run=run, manifest=manifest, protocol=protocol, header=header,
-        rows=tuple(_with_measures(run, row, verdicts) for row in rows), plans=plans, base=read_base(run), verdicts=verdicts,
+        run=run, manifest=manifest, protocol=protocol, header=_sound(header),
+        rows=tuple(_sound(_with_measures(run, row, verdicts)) for row in rows), plans=plans, base=read_base(run), verdicts=verdicts,
         floors={floor.sha256: floor for floor in floors}, slices=tuple(slices),
         mtp=_mtp(run, [row.tier for row in rows]),
         speeds={s.tier: s for s in read_speeds(run) if s.tier in manifest["tiers"]})
+
+
+def _sound(record: _Line) -> _Line:
+    """A line of the table whose every value is of the kind that it is told as.
+
+    Raises:
+        KeyError, TypeError: one is not.
+    """
+    return record_from_json(type(record), record_to_json(record))
 
 
 def _summary(run: RunFolder, tier: str) -> dict[str, Any]:
@@ -140,6 +156,7 @@ def _rows(manifest: Mapping[str, Any], summaries: Mapping[str, Any], plans: Mapp
             tier=tier, file=record["file"], sha256=record["sha256"], size_bytes=record["size_bytes"],
             size_vs_base=record["size_bytes"] / base["size_bytes"], bpw=record["bpw"], bpw_core=record["bpw_core"],
             summary=TierSummary.from_json(summaries[tier]["summary"]),
+            reference=PackReference.from_json(summaries[tier]["ref"]) if "ref" in summaries[tier] else None,
             substituted=plan.share_params(plan.substituted) if plan else 0.0,
             notes=(*(plan.notes() if plan else ()), *reference_notes(summaries[tier]))))
     return rows

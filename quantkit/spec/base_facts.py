@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quantkit.spec.gguf_header import ArrayValue, GgufHeader
+from quantkit.spec.json_records import record_from_json
 from quantkit.spec.memory_fit import ContextMemory
 from quantkit.spec.model import ModelInfo
 
@@ -44,11 +45,9 @@ class BaseFacts:
         """The record that `to_json` wrote.
 
         Raises:
-            KeyError, TypeError: a key is missing or unknown.
+            KeyError, TypeError: a key is missing, unknown or of another kind.
         """
-        plain = {key: value for key, value in data.items() if key != "schema"}
-        return cls(**{**plain, "languages": tuple(plain["languages"]),
-                      "memory": tuple(ContextMemory.from_json(m) for m in plain["memory"])})
+        return record_from_json(cls, {key: value for key, value in data.items() if key != "schema"})
 
 
 def describe_base(model: ModelInfo, memory: Sequence[ContextMemory]) -> BaseFacts:

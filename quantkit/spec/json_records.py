@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+_LARGEST = 1 << 63
 _Record = TypeVar("_Record")
 
 
@@ -40,6 +42,10 @@ def _read(kind: Any, data: Any) -> Any:
             found = ", ".join(sorted(data)) if isinstance(data, dict) else type(data).__name__
             raise KeyError(f"expected the keys {', '.join(hints)} for a {getattr(kind, '__name__', kind)}, got {found}")
         return typing.cast(Any, kind)(**{name: _read(hint, data[name]) for name, hint in hints.items()})
+    if origin is typing.Literal:
+        if not any(type(data) is type(word) and data == word for word in arguments):
+            raise TypeError(f"expected one of {', '.join(map(repr, arguments))}, got another {type(data).__name__}")
+        return data
     if origin is types.UnionType:
         return None if data is None else _read(next(a for a in arguments if a is not type(None)), data)
     if origin is tuple:
@@ -57,7 +63,12 @@ def _read_plain(kind: Any, data: Any) -> Any:
     if kind not in (bool, int, float, str):
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)  # 1.0 and 1 are one number in JSON
+        data = float(data) if abs(data) < _LARGEST else math.inf  # 1.0 and 1 are one number in JSON
+    if (kind is float and isinstance(data, float) and not math.isfinite(data)) or (kind is int and isinstance(data, int)
+                                                                                    and abs(data) > _LARGEST):
+        raise TypeError("expected a finite number, got another")
+    if kind is str and isinstance(data, str) and not data.isprintable() and any("\ud800" <= c <= "\udfff" for c in data):
+        raise TypeError("expected text, got half of a character")
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
         raise TypeError(f"expected {kind.__name__}, got {type(data).__name__}")
     return data

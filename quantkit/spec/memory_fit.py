@@ -23,6 +23,7 @@ from typing import Any, Literal
 from quantkit.core.errors import InputError
 from quantkit.core.units import GIB, MIB
 from quantkit.spec.gguf_header import ArrayValue, GgufHeader
+from quantkit.spec.json_records import record_from_json
 from quantkit.spec.model import ModelInfo, Role, block_of
 from quantkit.spec.tensor_types import TENSOR_TYPES
 
@@ -87,9 +88,9 @@ class ContextMemory:
         """The record that `to_json` wrote.
 
         Raises:
-            TypeError: a key is missing or unknown.
+            KeyError, TypeError: a key is missing, unknown or of another kind.
         """
-        return cls(**data)
+        return record_from_json(cls, data)
 
 
 def weight_memory(tensors: Iterable[tuple[Role, int]], *, tied_embeddings: bool) -> WeightMemory:

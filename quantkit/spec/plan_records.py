@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from quantkit.core.errors import PlanError
 from quantkit.spec.gguf_header import TensorInfo
+from quantkit.spec.json_records import record_from_json
 from quantkit.spec.model import Role, TypeShare, bits_per_weight, type_shares
 from quantkit.spec.tensor_types import TENSOR_TYPES
 
@@ -180,7 +181,9 @@ def as_mapping(rows: Iterable[PlanRow]) -> dict[str, str]:
 
 
 def _read_row(value: Mapping[str, Any]) -> PlanRow:
-    row = PlanRow(**{**value, "shape": tuple(value["shape"])})
+    row = record_from_json(PlanRow, value)
+    if not 1 <= len(row.shape) <= 4 or min(row.shape) < 1 or row.type not in TENSOR_TYPES:
+        raise ValueError(f"{row.name[:80]}: shape {row.shape}, type {row.type!r}")
     if row.size_bytes != tensor_size(row.shape, row.type):
         raise ValueError(f"{row.name}: {row.size_bytes} bytes")
     return row

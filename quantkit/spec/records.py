@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.spec.json_records import record_from_json
+
 #: One scored position. `pos` is the position whose logits are scored, `token` the one that follows it.
 ROW_DTYPE = np.dtype([
     ("chunk", "<i4"),  # number of the chunk in the whole text
@@ -127,11 +129,11 @@ class TierSummary:
         Raises:
             KeyError, TypeError: a key is missing, unknown or of another type.
         """
-        _require_keys(cls, data)
-        return cls(**{field.name: _from_json(field.name, data[field.name]) for field in fields(cls)})
-
-
-_COUNTS = frozenset({"n_chunk", "n_scored", "n_article", "g_eff"})
+        summary = record_from_json(cls, data)
+        for quantiles, expected in ((summary.kld_quantiles, KLD_QUANTILES), (summary.p_diff_quantiles, P_DIFF_QUANTILES)):
+            if tuple(quantile.q for quantile in quantiles) != tuple(expected):
+                raise KeyError(f"expected the quantiles {expected}, got {tuple(quantile.q for quantile in quantiles)}")
+        return summary
 
 
 def _find_quantile(quantiles: tuple[Quantile, ...], q: float) -> Quantile:
@@ -147,20 +149,3 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
     return value
-
-
-def _from_json(name: str, value: Any) -> Any:
-    if name in _COUNTS:
-        return float(value) if name == "g_eff" else int(value)
-    if isinstance(value, list):
-        for item in value:
-            _require_keys(Quantile, item)
-        return tuple(Quantile(**item) for item in value)
-    _require_keys(Estimate, value)
-    return Estimate(**value)
-
-
-def _require_keys(record: type[Any], data: Mapping[str, Any]) -> None:
-    expected = [field.name for field in fields(record)]
-    if set(data) != set(expected):
-        raise KeyError(f"expected the keys {', '.join(expected)} for a {record.__name__}, got {', '.join(sorted(data))}")

@@ -128,8 +128,8 @@ def splice(data: bytes, rng: random.Random) -> bytes:
     start = rng.randrange(len(data))
     stop = min(len(data), start + rng.choice((1, 4, 8, 32, 1000)))
     piece, other = data[start:stop], rng.randrange(len(data))
-    return rng.choice((data[:start] + data[stop:], data[:stop] + piece + data[stop:], data[:start] + bytes(len(piece)) + data[stop:],
-                       data[:start] + b"\xff" * len(piece) + data[stop:],
+    return rng.choice((data[:start] + data[stop:], data[:stop] + piece + data[stop:],
+                       data[:start] + bytes(len(piece)) + data[stop:], data[:start] + b"\xff" * len(piece) + data[stop:],
                        data[:other] + piece + data[other + len(piece):]))
 
 

@@ -1,0 +1,125 @@
+"""Bundles whose records say strange things: verified as failed, reported or refused, and never an exception or a way out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantkit.core.files import sha256_file
+from quantkit.job.manifest import result_id_of, seal_of
+from quantkit.job.rundir import RunFolder
+from quantkit.job.verify import verify_bundle
+from quantkit.report.card import CardOptions, new_card
+from quantkit.report.html import report_html
+from quantkit.report.run_data import read_texts
+from quantkit.report.table import retention_csv, retention_json
+from quantkit.report.table_md import retention_md
+from quantkit.spec.plan import Plan
+from tests.fuzz.damage import damage_bytes
+from tests.fuzz.json_damage import damage_json
+from tests.fuzz.laws import fuzz, generator, one_sentence
+from tests.job.bundles import base_rows_of, make_bundle, tier_rows
+from tests.report.run_factory import make_plan, make_run
+
+Number = int
+
+
+def no_report(run: RunFolder) -> Mapping[str, bytes]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = base_rows_of()
+    return make_bundle(tmp_path_factory.mktemp("b") / "bundle", {"A": rows, "B": tier_rows(rows, kld_factor=2)})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("r") / "run", n_article=8).path
+
+
+@contextlib.contextmanager
+def put_back(path: Path) -> Any:
+    """Whatever the block does to a file is undone."""
+    data = path.read_bytes()
+    try:
+        yield
+    finally:
+        path.write_bytes(data)
+
+
+def damage_file(path: Path, rng: random.Random) -> bool:
+    """Change a JSON file's value, now and then its bytes; whether anything is different."""
+    before = path.read_bytes()
+    if path.suffix != ".json" or rng.random() < 0.15:
+        path.write_bytes(damage_bytes(before, rng))
+    else:
+        path.write_text(json.dumps(damage_json(json.loads(before), rng, rng.choice((1, 1, 2)))), "utf-8")
+    return path.read_bytes() != before
+
+
+def seal_again(bundle: Path, changed: str) -> None:
+    """A manifest that fits the changed file, as someone would write it who wants to be believed."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, UnicodeError):
+        path = bundle / "manifest.json"
+        facts = json.loads(path.read_bytes())
+        if changed in facts["files"]:
+            facts["files"][changed] = {"sha256": sha256_file(bundle / changed), "size_bytes": (bundle / changed).stat().st_size}
+        facts["result_id"] = result_id_of(facts)
+        text = json.dumps({**facts, "seal": seal_of(facts)}, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        path.write_text(text, "utf-8")
+
+
+@fuzz(20)
+def test_a_bundle_with_a_changed_file_never_verifies(bundle: Path, number: int) -> None:
+    rng = generator(number)
+    path = rng.choice(sorted(p for p in bundle.rglob("*") if p.is_file() and p.suffix in (".json", ".toml", ".parquet")))
+    with put_back(path), one_sentence():
+        if damage_file(path, rng):
+            assert not verify_bundle(bundle, no_report).passed
+
+
+@fuzz(15)
+def test_a_bundle_sealed_again_is_judged_without_an_exception(bundle: Path, number: int) -> None:
+    rng = generator(number)
+    path = rng.choice(sorted(bundle.rglob("*.json")))
+    with put_back(bundle / "manifest.json"), put_back(path), one_sentence():
+        damage_file(path, rng)
+        seal_again(bundle, path.relative_to(bundle).as_posix())
+        verify_bundle(bundle, no_report)
+
+
+@fuzz(40)
+def test_a_report_of_strange_records_is_text_or_a_sentence(run: Path, number: int) -> None:
+    rng = generator(number)
+    path = rng.choice([run / "manifest.json", *sorted(p for p in run.rglob("*") if p.suffix in (".json", ".toml"))])
+    with put_back(path), one_sentence():
+        damage_file(path, rng)
+        for data in read_texts(run):
+            for text in (retention_md(data.header, data.rows, data.verdicts), retention_csv(data.rows),
+                         retention_json(data.header, data.rows, data.verdicts), report_html(data, {}),
+                         new_card(data, CardOptions())):
+                assert "<script>alert(1)" not in text
+                assert "\x1b" not in text
+
+
+@fuzz(60)
+def test_a_strange_plan_is_refused(number: int) -> None:
+    rng = generator(number)
+    plan = make_plan("Q4_K_M", "Q4_K").to_json()
+    changed = json.loads(json.dumps(damage_json(plan, rng)))
+    with one_sentence():
+        assert Plan.from_json(changed).to_json() == changed
+
+
+def test_the_sound_ones_pass(bundle: Path, run: Path, tmp_path: Path) -> None:
+    assert verify_bundle(Path(shutil.copytree(bundle, tmp_path / "copy")), no_report).passed
+    assert len(read_texts(run)) == 1
