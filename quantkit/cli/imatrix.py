@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantkit.cli.bars import stderr_progress
-from quantkit.cli.options import PATH, base_option, protocol_options
+from quantkit.cli.options import PATH, base_option, offload_options, protocol_options, read_offload
 from quantkit.cli.output import format_option
 
 if TYPE_CHECKING:
@@ -41,16 +41,18 @@ def imatrix() -> None:
 @click.option("-o", "--output", required=True, type=PATH, help="The matrix, in llama.cpp's GGUF format.")
 @click.option("--calibration", type=PATH, help="The calibration text, if it is not found by itself; its hash is checked.")
 @click.option("--corpus", type=PATH, help="The evaluation text, to prove that the two are apart; its hash is checked.")
+@offload_options
 @_FORCE
 def collect(base: Path, protocol: str, settings: tuple[str, ...], output: Path, calibration: Path | None, corpus: Path | None,
-            force: bool) -> None:
+            force: bool, **devices: Any) -> None:
     """Collect a matrix that covers every matrix of the model, the MTP block included. A killed collection is resumed."""
     from quantkit.job.standalone import collect_to_file
     from quantkit.spec.protocol import load_protocol
 
     loaded = load_protocol(protocol, settings)
     with stderr_progress() as progress:
-        matrix = collect_to_file(base, loaded, output, progress, calibration=calibration, corpus=corpus, force=force)
+        matrix = collect_to_file(base, loaded, output, progress, calibration=calibration, corpus=corpus,
+                                 offload=read_offload(**devices), force=force)
     _tell(output, matrix)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from quantkit.cli.bars import stderr_progress
-from quantkit.cli.options import PATH, base_option, protocol_options, read_offload
+from quantkit.cli.options import PATH, base_option, offload_options, protocol_options, read_offload
 from quantkit.core.units import parse_bytes
 from quantkit.job.mtp_check import MtpOptions
 
@@ -22,14 +22,8 @@ _CORPUS = click.option("--corpus", type=PATH, help="The text of the protocol's m
 
 def _engine_options(command: _F) -> _F:
     """Where the work runs; the check names the devices in its id."""
-    for option in (
-        click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free]."),
-        click.option("--n-gpu-layers", type=int, default=0, show_default=True, help="Layers to offload; recorded with the result."),
-        click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split."),
-        click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices."),
-    ):
-        command = option(command)
-    return command
+    return click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free].")(
+        offload_options(command))
 
 
 def _read_options(*, memory: str | None, n_gpu_layers: int, main_gpu: int, tensor_split: str) -> MtpOptions:

@@ -44,6 +44,14 @@ def engine_options(command: _F) -> _F:
         click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free]."),
         click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked."),
         click.option("--calibration", type=PATH, help="The calibration text, if it is not found by itself; its hash is checked."),
+    ):
+        command = option(command)
+    return offload_options(command)
+
+
+def offload_options(command: _F) -> _F:
+    """Where layers go; a protocol may fix it."""
+    for option in (
         click.option("--n-gpu-layers", type=int, default=0, show_default=True, help="Layers to offload; recorded with the result."),
         click.option("--main-gpu", type=int, default=0, show_default=True, help="The device for what is not split."),
         click.option("--tensor-split", metavar="A,B,...", default="", help="Shares of the devices."),
@@ -104,7 +112,7 @@ def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload
     try:
         shares = tuple(float(share) for share in tensor_split.split(",")) if tensor_split else ()
     except ValueError as error:
-        raise InputError(f"expected shares such as 3,1 for --tensor-split, got {tensor_split!r}") from error
+        raise InputError(f"expected shares such as 3,1 for --tensor-split, got {tensor_split!r}: write one number a device") from error
     return Offload(n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, tensor_split=shares)
 
 

@@ -25,6 +25,7 @@ from quantkit.spec.gguf_header import read_header
 from quantkit.spec.gguf_raw import read_pairs
 from quantkit.spec.model import ModelInfo, describe_model
 from quantkit.spec.protocol import ContextSpec, Corpus, Protocol
+from quantkit.spec.refpack_records import PackArithmetic
 
 ROWS_VERSION = 1  # raised when the meaning of a row changes
 
@@ -92,6 +93,13 @@ def choose_offload(protocol: Protocol, asked: Offload) -> Offload:
     if not fixed.fixed:
         return asked
     return Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
+
+
+def arithmetic_of(build: BuildFacts, offload: Offload) -> PackArithmetic:
+    """The build and the devices, as records name them."""
+    return PackArithmetic(backend=build.backend, llama_cpp_python=build.llama_cpp_python, llama_cpp_commit=build.llama_cpp_commit,
+                          system_info=build.system_info, n_gpu_layers=offload.n_gpu_layers, main_gpu=offload.main_gpu,
+                          tensor_split=offload.tensor_split)
 
 
 def n_cores() -> int:

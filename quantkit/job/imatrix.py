@@ -122,9 +122,17 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     imatrix = Imatrix(entries={name: _rounded(name, sums) for name, sums in sorted(state.sums.items())},
                       datasets=(corpus.file,), chunk_count=n_chunk, chunk_size=spec.n_ctx, legacy=False)
     with atomic_path(target) as temp:
-        write_imatrix(temp, imatrix)
+        write_imatrix(temp, imatrix, _devices(offload))
     path.unlink(missing_ok=True)
     return imatrix
+
+
+def _devices(offload: Offload) -> dict[str, str]:
+    """What a matrix says of where it was collected; nothing on the CPU alone: llama-imatrix writes no such keys."""
+    if offload == Offload():
+        return {}
+    return {"n_gpu_layers": str(offload.n_gpu_layers), "main_gpu": str(offload.main_gpu),
+            "tensor_split": ",".join(f"{share:g}" for share in offload.tensor_split)}
 
 
 def _most_workers(model: ModelInfo, settings: ContextSettings, offload: Offload, n_threads: int) -> int:

@@ -23,7 +23,7 @@ from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
-from quantkit.job.evaluation import Subject, context_settings
+from quantkit.job.evaluation import Subject, choose_offload, context_settings
 from quantkit.job.memory import free_memory_bytes
 from quantkit.job.mtp_prompts import Prompt, choose_prompts
 from quantkit.job.mtp_result import Measured, not_applicable, result_of, speed_of
@@ -70,7 +70,7 @@ class Candidate:
             require_consistent(head.model)
             _check_partners(trunk.model, head.model)
             if not head.model.n_nextn:
-                raise InputError(f"expected an MTP head, found no NextN block in {head.path}")
+                raise InputError(f"expected an MTP head, found no NextN block in {head.path}: give the head's file")
         return cls(name=name or trunk.name, trunk=trunk, head=head or (trunk if trunk.model.n_nextn else None), base=base)
 
     @property
@@ -109,6 +109,7 @@ def check_mtp(run: RunFolder, protocol: Protocol, candidate: Candidate, text: by
         EngineError, EngineCrash: the library failed, or the trunk cannot be rolled back.
     """
     tier = candidate.name
+    options = dataclasses.replace(options, offload=choose_offload(protocol, options.offload))
     with _pools(run) as (plain, drafting):
         build: BuildFacts = plain.call("build", read_build, n_gpu_layers=options.offload.n_gpu_layers)
         check_id = _check_id(protocol, candidate, build, options)
@@ -200,8 +201,8 @@ class _Check:
         voided = self._voided(sampled)
         measured = Measured(
             name=candidate.name, trunk=trunk, head=head, reference=candidate.reference, base=candidate.base, build=self._build,
-            settings=self._settings, prompts=prompts, greedy=greedy, sampled=sampled, forks=forks, voided=voided,
-            rollback=arms.rollback, plain_peak_bytes=arms.peak_memory_bytes(drafting=False),
+            offload=self._options.offload, settings=self._settings, prompts=prompts, greedy=greedy, sampled=sampled, forks=forks,
+            voided=voided, rollback=arms.rollback, plain_peak_bytes=arms.peak_memory_bytes(drafting=False),
             draft_peak_bytes=arms.peak_memory_bytes(drafting=True) if head else None,
             texts=self._texts(greedy, sampled, prompts))
         if head is not None:

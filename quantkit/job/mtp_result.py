@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from quantkit.engine.draft import Generation
 from quantkit.engine.library import BuildFacts
-from quantkit.engine.settings import ContextSettings
-from quantkit.job.evaluation import Subject, n_cores
+from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.evaluation import Subject, arithmetic_of, n_cores
 from quantkit.job.mtp_prompts import Prompt
 from quantkit.job.mtp_runs import Runs
 from quantkit.job.tensor_check import read_rows
@@ -57,6 +57,7 @@ class Measured:
     reference: Subject | None
     base: Subject | None
     build: BuildFacts
+    offload: Offload
     settings: ContextSettings
     prompts: Sequence[Prompt]
     greedy: Runs
@@ -89,6 +90,7 @@ def result_of(found: Measured, spec: MtpSpec, *, check_id: str, mtp_id: str) -> 
     return MtpResult(
         status="measured", reason=None if found.kept() else "the text after every prompt repeats itself: no acceptance from it",
         check_id=check_id, mtp_id=mtp_id, tier=found.name, file=found.trunk.path.name, sha256=found.trunk.sha256,
+        arithmetic=arithmetic_of(found.build, found.offload),
         head=head_facts(found.head), rollback=found.rollback, n_draft=longest.n_draft, n_drafted=longest.n_drafted,
         n_accepted=longest.n_accepted, acceptance_rate=longest.acceptance_rate, acceptance_rate_se=longest.acceptance_rate_se,
         mean_accepted_len=longest.mean_accepted_len, acceptance_by_position=longest.acceptance_by_position, by_n_draft=by_n_draft,
@@ -103,7 +105,7 @@ def not_applicable(found: Measured, spec: MtpSpec, reason: str, *, check_id: str
     unstable = [f"{r.mode} decoding does not repeat itself" for r in _ways(found) if r.not_repeated()]
     return MtpResult(
         status="not applicable", reason=reason, check_id=check_id, mtp_id=mtp_id, tier=found.name,
-        file=found.trunk.path.name, sha256=found.trunk.sha256,
+        file=found.trunk.path.name, sha256=found.trunk.sha256, arithmetic=arithmetic_of(found.build, found.offload),
         head=head_facts(found.trunk) if found.trunk.model.n_nextn else None, rollback=None, n_draft=None, n_drafted=None,
         n_accepted=None, acceptance_rate=None, acceptance_rate_se=None, mean_accepted_len=None, acceptance_by_position=(),
         by_n_draft=(), without_prompt=None, teacher_forced_acceptance=None, reference=None, head_errors=(), lossless={},

@@ -18,6 +18,7 @@ from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import (
     Evaluation,
     Subject,
+    arithmetic_of,
     choose_offload,
     context_settings,
     default_workers,
@@ -40,7 +41,6 @@ from quantkit.spec.refpack_records import (
     FORMAT,
     PACK_ROW_DTYPE,
     REFPACK_VERSION,
-    PackArithmetic,
     PackBase,
     PackFacts,
 )
@@ -153,14 +153,11 @@ def _load(parts: ChunkFolder, chunks: Sequence[int]) -> Iterator[tuple[bytes, Ch
 
 
 def _facts(protocol: Protocol, base: Subject, evaluation: Evaluation, n_vocab: int) -> PackFacts:
-    rule, build = head_rule(protocol), evaluation.build
+    rule = head_rule(protocol)
     return PackFacts(
         format=FORMAT, version=REFPACK_VERSION, protocol_name=protocol.name, eval_id=protocol.eval_id,
         base=PackBase(**base_facts(base)), corpus_name=evaluation.corpus.name, corpus_sha256=evaluation.corpus.sha256,
         token_ids_sha256=evaluation.token_ids_sha256, n_vocab=n_vocab, add_bos=evaluation.add_bos,
         n_ctx=evaluation.settings.n_ctx, n_chunk_total=evaluation.n_chunk_total, mass=rule.mass, max_ids=rule.max_ids,
         full_every=rule.full_every, content_sha256="",
-        arithmetic=PackArithmetic(
-            backend=build.backend, llama_cpp_python=build.llama_cpp_python, llama_cpp_commit=build.llama_cpp_commit,
-            system_info=build.system_info, n_gpu_layers=evaluation.offload.n_gpu_layers, main_gpu=evaluation.offload.main_gpu,
-            tensor_split=evaluation.offload.tensor_split))
+        arithmetic=arithmetic_of(evaluation.build, evaluation.offload))

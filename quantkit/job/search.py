@@ -23,6 +23,7 @@ from quantkit.core.files import require_space, sha256_json, write_atomic
 from quantkit.core.stats import Floats, group_by
 from quantkit.core.units import format_bytes
 from quantkit.job.calibration import read_overlaps
+from quantkit.job.evaluation import arithmetic_of
 from quantkit.job.ladder import RunOptions, Session, importance_matrix, open_session
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import Importances, prepare_importances
@@ -141,7 +142,9 @@ class _Search:
             second_chunks=self._sets.second.chunks if self._sets.second is not None and not self._quick else (),
             n_trials=self._sensitivity.n_measured, n_pairs=sum(len(g.types) for g in self._groups.values()),
             prediction_error=self._sensitivity.prediction_error(), groups=tuple(self._groups.values()),
-            costs=self._sensitivity.costs(), proposals=proposals, references=tuple(map(_reference, self._packs)))
+            costs=self._sensitivity.costs(), proposals=proposals,
+            arithmetic=arithmetic_of(self._session.evaluation.build, self._session.evaluation.offload),
+            references=tuple(map(_reference, self._packs)))
         write_json(self._folder / "result.json", record_to_json(result))
         return SearchOutcome(folder=self._folder, result=result, files=self._write_plans(proposals))
 

@@ -15,6 +15,7 @@ from quantkit.job.audit import AuditOptions, read_summary
 from quantkit.job.evaluation import (
     Evaluation,
     Subject,
+    choose_offload,
     context_settings,
     default_workers,
     read_subject,
@@ -116,10 +117,7 @@ def open_session(base_path: Path, protocol: Protocol, run_path: Path, progress: 
     Raises:
         InputError, GgufError, CorpusError, RunLocked: see the parts.
     """
-    offload = options.offload
-    if protocol.eval.offload.fixed:
-        fixed = protocol.eval.offload
-        offload = Offload(n_gpu_layers=fixed.n_gpu_layers, main_gpu=fixed.main_gpu, tensor_split=fixed.tensor_split)
+    offload = choose_offload(protocol, options.offload)
     describe_model(read_header(base_path))  # before any hashing
     texts = read_texts(protocol, options.corpus)
     n_workers = options.n_workers or default_workers(context_settings(protocol.eval), offload)

@@ -86,7 +86,7 @@ def read_imatrix(path: Path) -> Imatrix:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ImatrixError(f"expected an importance matrix at {path}, but it cannot be read: {error.strerror}") from error
+        raise ImatrixError(f"expected an importance matrix at {path}, but it cannot be read: {error.strerror}; check the path") from error
     if magic == b"GGUF":
         return _read_gguf(path)
     legacy = read_legacy(path)
@@ -94,8 +94,11 @@ def read_imatrix(path: Path) -> Imatrix:
                    datasets=legacy.datasets, chunk_count=legacy.chunk_count, chunk_size=0, legacy=True)
 
 
-def write_imatrix(path: Path, imatrix: Imatrix) -> None:
+def write_imatrix(path: Path, imatrix: Imatrix, devices: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write llama.cpp's GGUF format: names sorted, no time, datasets by base name; equal content gives equal bytes.
+
+    Args:
+        devices: where it was collected, by what, if that was not the CPU: keys that llama.cpp does not read.
 
     Raises:
         ImatrixError: a legacy matrix, one without entries, or a tensor name too long for the format's suffixes.
@@ -106,7 +109,7 @@ def write_imatrix(path: Path, imatrix: Imatrix) -> None:
         raise ImatrixError(f"cannot write {path}: the matrix came from a legacy .dat file, which holds means and no chunk "
                            "size; collect it again")
     if not imatrix.entries:
-        raise ImatrixError(f"cannot write {path}: the importance matrix has no entries")
+        raise ImatrixError(f"cannot write {path}: the importance matrix has no entries; collect it again")
     if too_long := [name for name in imatrix.entries if len((name + _SUMS).encode()) > MAX_NAME_BYTES]:
         raise ImatrixError(f"cannot write {path}: tensor names of at most {MAX_NAME_BYTES - len(_SUMS)} bytes fit the format, "
                            f"got {_names(too_long)}")
@@ -117,6 +120,8 @@ def write_imatrix(path: Path, imatrix: Imatrix) -> None:
         writer.add_array("imatrix.datasets", list(base_names(imatrix.datasets)) or ["unknown"])  # the key must exist
         writer.add_uint32("imatrix.chunk_count", imatrix.chunk_count)
         writer.add_uint32("imatrix.chunk_size", imatrix.chunk_size)
+        for key, value in devices.items():
+            writer.add_string(f"quantkit.{key}", value)
         for name in sorted(imatrix.entries):
             entry = imatrix.entries[name]
             n_expert = len(entry.counts)
@@ -149,7 +154,7 @@ def merge(a: Imatrix, b: Imatrix) -> Imatrix:
         raise ImatrixError(f"cannot merge matrices of different chunk sizes, got {a.chunk_size} and {b.chunk_size} tokens: "
                            "collect one of them again")
     if only_in_one := sorted(a.entries.keys() ^ b.entries.keys()):
-        raise ImatrixError(f"cannot merge matrices of different models: {_names(only_in_one)} in one of them only")
+        raise ImatrixError(f"cannot merge matrices of different models: {_names(only_in_one)} in one of them only; collect both from one base")
     if other := [n for n, e in a.entries.items() if e.in_sum2.shape != b.entries[n].in_sum2.shape]:
         raise ImatrixError(f"cannot merge matrices of different models: {_names(other)} of other shapes, the first "
                            f"{a.entries[other[0]].in_sum2.shape} and {b.entries[other[0]].in_sum2.shape}")
@@ -206,7 +211,7 @@ def _read_gguf(path: Path) -> Imatrix:
         if kind == "model" or "general.architecture" in header.metadata:
             raise ImatrixError(f"expected an importance matrix, got a model: {path} has general.architecture = "
                                f"{header.metadata.get('general.architecture')!r}; were the two files swapped?")
-        raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix")
+        raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix; give another file")
     datasets = header.metadata.get("imatrix.datasets")
     if not isinstance(datasets, ArrayValue) or datasets.element_type != "string" or datasets.values is None:
         raise ImatrixError(f"expected a list of names as imatrix.datasets in {path}: llama-quantize refuses such a file; "
@@ -214,12 +219,12 @@ def _read_gguf(path: Path) -> Imatrix:
     sums = {t.name.removesuffix(_SUMS): t for t in header.tensors if t.name.endswith(_SUMS)}
     counts = {t.name.removesuffix(_COUNTS): t for t in header.tensors if t.name.endswith(_COUNTS)}
     if not sums:
-        raise ImatrixError(f"expected tensors named *{_SUMS} in {path}, found none: the matrix is empty")
+        raise ImatrixError(f"expected tensors named *{_SUMS} in {path}, found none: the matrix is empty; collect it again")
     if unpaired := sorted(sums.keys() ^ counts.keys()):
-        raise ImatrixError(f"expected {_SUMS} and {_COUNTS} for each tensor in {path}, got one of them for {_names(unpaired)}")
+        raise ImatrixError(f"expected {_SUMS} and {_COUNTS} for each tensor in {path}, got one of them for {_names(unpaired)}: collect it again")
     n_values = sum(t.n_elements for t in sums.values())
     if n_values > MAX_VALUES:
-        raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix")
+        raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix; give another file")
     entries = {name: _read_entry(header, name, sums[name], counts[name]) for name in sorted(sums)}
     return Imatrix(entries=MappingProxyType(entries), datasets=tuple(str(name) for name in datasets.values),
                    chunk_count=_whole(header, "imatrix.chunk_count", 0), chunk_size=_whole(header, "imatrix.chunk_size", 1),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantkit.spec.records import Estimate
+from quantkit.spec.refpack_records import PackArithmetic
 
 Status = Literal["measured", "not applicable"]
 Lossless = Literal["identical", "near-tie", "defect", "not repeatable"]
@@ -162,6 +163,7 @@ class MtpResult:
     Attributes:
         status, reason: "not applicable" where there is no head, or none that llama.cpp can draft with; then most is None.
         n_drafted … acceptance_by_position: of the longest draft, n_draft; `by_n_draft` has them all. From sampled text.
+        arithmetic: the build and the devices on which trunk and head ran.
         without_prompt: the same with a head that never saw the prompt, as runtimes have shipped.
         lossless: per way of choosing tokens, the worst that was found.
         first_fork: of `forks` the first; None where every token is the same.
@@ -177,6 +179,7 @@ class MtpResult:
     tier: str
     file: str
     sha256: str
+    arithmetic: PackArithmetic
     head: HeadFacts | None
     rollback: Rollback | None
     n_draft: int | None

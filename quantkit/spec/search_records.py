@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from quantkit.spec.refpack_records import PackArithmetic
+
 CostSource = Literal["measured", "weights", "predicted"]
 SearchLabel = Literal["strict progress", "complete", "no progress", "protected regression", "incomparable", "not verified",
                       "equal to the incumbent"]
@@ -141,6 +143,7 @@ class SearchResult:
         n_trials, n_pairs: single-group trials that were measured; pairs of group and type there are.
         prediction_error: root mean square of ln(predicted / measured), each measured type predicted from its group's others.
         references: the packs that stood in base's place, one for each text; empty where base itself was decoded.
+        arithmetic: the build and the devices that every KLD was measured with.
     """
 
     search_id: str
@@ -158,4 +161,5 @@ class SearchResult:
     groups: tuple[Group, ...]
     costs: tuple[Cost, ...]
     proposals: tuple[Proposal, ...]
+    arithmetic: PackArithmetic
     references: tuple[SearchReference, ...] = ()

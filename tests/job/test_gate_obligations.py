@@ -18,7 +18,7 @@ _EMPTY: dict[str, Any] = {
     "rollback": None, "n_draft": 4, "n_drafted": 100, "n_accepted": 70, "acceptance_rate": 0.7, "acceptance_rate_se": None,
     "mean_accepted_len": None, "acceptance_by_position": (), "by_n_draft": (), "without_prompt": None,
     "teacher_forced_acceptance": None, "reference": None, "head_errors": (), "lossless": {}, "first_fork": None, "forks": (),
-    "voided_prompts": (), "prompts": (), "problems": (), "speed": "",
+    "voided_prompts": (), "prompts": (), "problems": (), "speed": "", "arithmetic": None,
 }
 
 

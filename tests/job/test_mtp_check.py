@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.core.errors import CheckFailed, EngineError, GgufError, InputError
+from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Subject, read_subject
 from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp, mtp_path, require_passed
 from quantkit.job.progress import Silent
@@ -73,6 +74,15 @@ def test_a_sound_head_passes_and_every_key_is_there(check: Check, tier: Subject,
     assert {"n_drafted", "n_accepted", "acceptance_rate", "acceptance_by_position", "mean_accepted_len",
             "teacher_forced_acceptance", "lossless", "first_fork", "voided_prompts", "rollback"} <= held.keys()
     assert record_from_json(MtpResult, held) == result
+
+
+def test_devices_are_recorded_and_a_protocol_may_fix_them(run: RunFolder, world: World, tier: Subject) -> None:
+    asked = MtpOptions(offload=Offload(n_gpu_layers=20, main_gpu=1, tensor_split=(3.0, 1.0)))
+    made = check_mtp(run, protocol(), Candidate.of(tier, None, None), TEXT, Silent(), asked).arithmetic
+    assert (made.n_gpu_layers, made.main_gpu, made.tensor_split) == (20, 1, (3.0, 1.0))
+    fixed = protocol("eval.offload.fixed=true", "eval.offload.n_gpu_layers=5")
+    made = check_mtp(run, fixed, Candidate.of(tier, None, None), TEXT, Silent(), asked).arithmetic
+    assert (made.n_gpu_layers, made.main_gpu, made.tensor_split) == (5, 0, ())
 
 
 def test_texts_and_tokens_are_kept(check: Check, tier: Subject) -> None:

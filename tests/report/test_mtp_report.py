@@ -14,6 +14,7 @@ from quantkit.report.mtp_matrix import COLUMNS, matrix_csv, matrix_md, write_mat
 from quantkit.report.mtp_report import acceptance_md, describe_speed, read_results, speed_md, write_mtp_report
 from quantkit.spec.json_records import record_to_json
 from quantkit.spec.mtp_records import Acceptance, ForkRecord, HeadFacts, MtpResult, ReferenceHead, Rollback, TeacherForced
+from quantkit.spec.refpack_records import PackArithmetic
 from quantkit.spec.speed_records import DraftSpeed, Machine, MatrixCell, PlainSpeed, Ratio, SpeedResult
 
 TEACHER = TeacherForced(value=0.6156, se=0.0081, lo=0.59, hi=0.64, se_iid=0.005, se_chunk=0.008, n=8176, n_chunk=16, n_article=9,
@@ -23,6 +24,8 @@ ACCEPTANCE = Acceptance(n_draft=3, n_text=4, n_step=160, n_drafted=480, n_accept
 HEAD = HeadFacts(file="model-Q4_K_M.gguf", sha256="0" * 64, type="Q8_0", block_bytes=1 << 20, n_nextn=1)
 RESULT = MtpResult(
     status="measured", reason=None, check_id="c", mtp_id="m", tier="Q4_K_M", file="model-Q4_K_M.gguf", sha256="0" * 64, head=HEAD,
+    arithmetic=PackArithmetic(backend="CPU", llama_cpp_python="0", llama_cpp_commit="c", system_info="s", n_gpu_layers=0,
+                              main_gpu=0, tensor_split=()),
     rollback=Rollback(mode="plain KV", n_rs_seq=0), n_draft=3, n_drafted=480, n_accepted=92, acceptance_rate=92 / 480,
     acceptance_rate_se=0.0358, mean_accepted_len=1.575, acceptance_by_position=(), by_n_draft=(ACCEPTANCE,),
     without_prompt=dataclasses.replace(ACCEPTANCE, acceptance_rate=0.15), teacher_forced_acceptance=TEACHER,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from quantkit.spec.json_records import record_from_json, record_to_json
+from quantkit.spec.refpack_records import PackArithmetic
 from quantkit.spec.search_records import Candidate, Cost, Group, JudgedObligation, Proposal, SearchResult
 
 COST = Cost(group="a", type="Q4_K", size_bytes=144, weight_error=0.01, kld=1e-4, se=None, source="predicted")
@@ -20,7 +21,9 @@ PROPOSAL = Proposal(
 RESULT = SearchResult(
     search_id="0", base_sha256="1", imatrix_sha256=None, protocol_id="2", quick=False, search_chunks=(1, 2), select_chunks=(3,),
     report_chunks=(4,), second_chunks=(), n_trials=1, n_pairs=2, prediction_error=0.1,
-    groups=(Group(name="a", tensors=("a",), n_elements=256, types=("Q8_0", "Q4_K")),), costs=(COST,), proposals=(PROPOSAL,))
+    groups=(Group(name="a", tensors=("a",), n_elements=256, types=("Q8_0", "Q4_K")),), costs=(COST,), proposals=(PROPOSAL,),
+    arithmetic=PackArithmetic(backend="CPU", llama_cpp_python="0", llama_cpp_commit="c", system_info="s", n_gpu_layers=20,
+                              main_gpu=1, tensor_split=(3.0, 1.0)))
 
 
 def test_round_trip() -> None:
