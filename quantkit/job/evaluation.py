@@ -19,6 +19,7 @@ from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import Tokenized, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.answers import check_tokens
 from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
 from quantkit.measure.slices import token_class
 from quantkit.spec.gguf_header import read_header
@@ -128,6 +129,7 @@ def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text
     if corpus.format == "chat":
         text, starts = pool.call("chat template", render_chat, path=base.path, text=text)
     seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text, chat=starts is not None)
+    check_tokens("tokenize", seen)
     n_total = len(seen.ids) // spec.n_ctx
     if n_total < 2:
         raise InputError(f"expected at least two chunks of {spec.n_ctx} tokens, got {len(seen.ids)} tokens from {corpus.name}: "

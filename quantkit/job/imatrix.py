@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.core.errors import ImatrixError, InputError, QuantkitError
+from quantkit.core.errors import EngineError, ImatrixError, InputError, QuantkitError
 from quantkit.core.files import atomic_path, sha256_json
 from quantkit.engine.collect import Sums, collect, open_collect
 from quantkit.engine.lockstep import Tokenized, close_group, read_build, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.answers import check_sums, check_tokens
 from quantkit.job.evaluation import Subject, context_settings, n_cores
 from quantkit.job.imatrix_state import EMPTY, STATE_VERSION, CollectState, load_state, save_state, state_path
 from quantkit.job.memory import bound_of_one, free_memory_bytes
@@ -97,6 +98,7 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
     # asked of all of them, so that they start side by side
     build, *_ = pool.each("build", read_build, [{"n_gpu_layers": offload.n_gpu_layers}] * n_workers)
     seen: Tokenized = pool.call("tokenize calibration", tokenize, path=base.path, text=text)
+    check_tokens("tokenize calibration", seen)
     n_total = len(seen.ids) // spec.n_ctx
     if not max(2, spec.n_chunk) <= n_total:
         raise InputError(f"expected {max(2, spec.n_chunk)} chunks of {spec.n_ctx} tokens in the calibration text {corpus.name}, "
@@ -115,7 +117,9 @@ def collect_imatrix(target: Path, pool: WorkerPool, protocol: Protocol, base: Su
         shared = dataclasses.replace(settings, n_threads=max(1, settings.n_threads // n_workers))
         pool.each("load imatrix", open_collect, [{"path": base.path, "settings": shared, "offload": offload,
                                                   "trunk": wanted.trunk, "mtp": wanted.mtp}] * n_workers)
-        state = _collect_rest(pool, n_workers, seen.ids, chunks, state, path, progress)
+        row_lengths = {tensor.name: tensor.shape[0] for tensor in base.model.header.tensors}
+        state = _collect_rest(pool, n_workers, seen.ids, chunks, state, path, progress,
+                              lambda sums: check_sums("imatrix", sums, row_lengths, wanted.trunk | wanted.mtp))
         pool.each("close", close_group, [{}] * n_workers)
     progress.finish()
     _check_complete(base, wanted, state.sums)
@@ -147,7 +151,7 @@ def _most_workers(model: ModelInfo, settings: ContextSettings, offload: Offload,
 
 
 def _collect_rest(pool: WorkerPool, n_workers: int, tokens: npt.NDArray[np.int32], chunks: Sequence[int], state: CollectState,
-                  path: Path, progress: Progress) -> CollectState:
+                  path: Path, progress: Progress, check: Callable[[Mapping[str, Sums]], None]) -> CollectState:
     """Go on from a state; what is done is written down every now and then, and when the work ends before its time.
 
     Groups of chunks are added in the text's order, whichever worker is done first.
@@ -160,6 +164,7 @@ def _collect_rest(pool: WorkerPool, n_workers: int, tokens: npt.NDArray[np.int32
     saved, saved_at = state.n_done, time.monotonic()
     try:
         for done, sums in pool.stream("imatrix", collect, tasks, n_workers=n_workers):
+            check(sums)
             early[start_of[done]] = sums
             while state.n_done in early:
                 n = len(groups[state.n_done])
@@ -173,6 +178,9 @@ def _collect_rest(pool: WorkerPool, n_workers: int, tokens: npt.NDArray[np.int32
             with contextlib.suppress(QuantkitError, OSError):  # the first fault is the one to tell
                 save_state(path, state)
         raise
+    if state.n_done < len(chunks):
+        raise EngineError(f"imatrix: expected the sums of {len(chunks)} chunks, the workers gave those of {state.n_done}: run "
+                          "again, and if it comes back, report it")
     return state
 
 

@@ -223,7 +223,7 @@ class TestResume:
         target = tmp_path / "imatrix.gguf"
         with FolderLock(tmp_path / ".imatrix.gguf.quantkit-state"):
             before = left_in(tmp_path)
-            with pytest.raises(RunLocked, match=r"another process works on .*imatrix\.gguf: wait for it to end"):
+            with pytest.raises(RunLocked, match=r"another process \(pid \d+\) works on .*imatrix\.gguf: wait for it"):
                 collect_to_file(MODEL, protocol, target, Notes())
             assert left_in(tmp_path) == before
 
