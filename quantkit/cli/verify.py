@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0), help="Chooses the N chunks [default: random, printed].")
 @click.option("--tier", "tiers", multiple=True, metavar="T", help="Regenerate or remeasure only this tier; may be repeated.")
 @click.option("-b", "--base", type=PATH, help="The BF16 GGUF, for --regenerate and --remeasure.")
+@click.option("--ref", type=PATH, help="A reference pack in place of the BF16 GGUF, for --remeasure.")
 @click.option("--corpus", type=PATH, help="The evaluation text, if it is not found by itself; its hash is checked.")
 @click.option("--workers", "n_workers", type=click.IntRange(0), default=0, help="Worker processes [default: cores / threads each].")
 @click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GiB [default: 90 % of what is free].")
 @format_option
 def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int, seed: int | None, tiers: tuple[str, ...],
-           base: Path | None, corpus: Path | None, n_workers: int, memory: str | None, output_format: str) -> None:
+           base: Path | None, ref: Path | None, corpus: Path | None, n_workers: int, memory: str | None,
+           output_format: str) -> None:
     """Check every hash, size, id, plan, number and table of a bundle; needs neither the base nor the tiers' files.
 
     Exit 1 where anything is not what it should be.
@@ -42,13 +44,17 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
     from quantkit.report.run_report import render_report
 
     again = regenerate or n_remeasure > 0
-    if again != (base is not None):
-        raise InputError("expected -b BASE with --regenerate or --remeasure, and without them none")
+    if again != (base is not None or ref is not None):
+        raise InputError("expected -b BASE with --regenerate or --remeasure, or --ref PACK with --remeasure, and without them none")
+    if ref is not None and (regenerate or base is not None):
+        raise InputError("expected --ref PACK alone with --remeasure, got -b BASE or --regenerate with it: quantizing needs the "
+                         "base, and with that a pack says nothing more")
     verification = verify_bundle(run, render_report, result_id)
     rechecked = None
-    if verification.passed and base is not None:
+    if verification.passed and again:
         from quantkit.cli.bars import stderr_progress
         from quantkit.job.regenerate import RecheckOptions, recheck
+        from quantkit.job.remeasure_pack import remeasure_with_pack
         from quantkit.job.verify_findings import Findings
 
         seed = secrets.randbelow(1 << 31) if seed is None else seed
@@ -58,7 +64,10 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
         options = RecheckOptions(regenerate=regenerate, n_remeasure=n_remeasure, seed=seed, tiers=tiers or None, corpus=corpus,
                                  n_workers=n_workers, memory_bytes=parse_bytes(memory) if memory else None)
         with stderr_progress() as progress:
-            rechecked = recheck(run, base, options, findings, progress)
+            if base is not None:
+                rechecked = recheck(run, base, options, findings, progress)
+            elif ref is not None:
+                rechecked = remeasure_with_pack(run, ref, options, findings, progress)
         verification = verification.plus(findings.result(verification.result_id))
     click.echo(_render(verification, rechecked, seed, output_format), nl=False)
     verification.require(str(run))

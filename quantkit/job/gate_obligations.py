@@ -7,7 +7,7 @@ pooled, and none may get worse.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ class TierEvidence:
     Attributes:
         rows: of each text, the first by "", the others by the text's name.
         mtp: None where no head was checked. smoke: None where the file was not asked.
+        packs: of each text, the hash of the reference pack that stood in base's place; None where base itself was run.
     """
 
     size_bytes: int
     rows: Mapping[str, Rows]
     mtp: MtpResult | None
     smoke: SmokeRecord | None
+    packs: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def acceptance(self) -> float | None:
@@ -60,6 +62,8 @@ def read_evidence(folder: Path, manifest: Mapping[str, Any], tier: str) -> TierE
     run = RunFolder(path=folder)
     texts = ["", *(further["name"] for further in manifest["further_corpora"])]
     rows = {text: read_parquet(replace(run, corpus=text).rows(tier))[0] for text in texts}
+    summaries = {text: read_json(replace(run, corpus=text).summary(tier)) or {} for text in texts}
+    packs = {text: summary["ref"]["sha256"] if "ref" in summary else None for text, summary in summaries.items()}
     mtp = None
     if f"mtp/{tier}.json" in manifest["files"]:
         try:
@@ -67,7 +71,7 @@ def read_evidence(folder: Path, manifest: Mapping[str, Any], tier: str) -> TierE
         except (KeyError, TypeError) as error:
             raise InputError(f"expected an MTP check in {run.path}/mtp/{tier}.json, got something else: {error}") from error
     smoke = SmokeRecord.from_json(read_json(smoke_path(run, tier))) if f"smoke/{tier}.json" in manifest["files"] else None
-    return TierEvidence(size_bytes=int(manifest["tiers"][tier]["size_bytes"]), rows=rows, mtp=mtp, smoke=smoke)
+    return TierEvidence(size_bytes=int(manifest["tiers"][tier]["size_bytes"]), rows=rows, packs=packs, mtp=mtp, smoke=smoke)
 
 
 def margin_of(name: str, protocol: Protocol) -> float:
@@ -104,7 +108,7 @@ def compare_tier(incumbent: TierEvidence, candidate: TierEvidence | None, protoc
         candidate: None where it has nothing that could be trusted; `why` says what is wrong.
 
     Raises:
-        InputError: rows that cannot be paired, or too few chunks.
+        InputError: rows that cannot be paired, of different references, or too few chunks.
     """
     n_chunk = min(len(np.unique(rows["chunk"])) for rows in incumbent.rows.values())
     if n_chunk < protocol.gate.min_n_chunk:
@@ -112,6 +116,10 @@ def compare_tier(incumbent: TierEvidence, candidate: TierEvidence | None, protoc
                          "evaluate more of the text")
     if candidate is None:
         return [Obligation(name="valid", incumbent=1.0, candidate=0.0, margin=1.0, verdict="worse", reason=why)]
+    if incumbent.packs != candidate.packs:
+        raise InputError("expected incumbent and candidate measured against one reference, got base and a reference pack, or two "
+                         "packs: a pack's KLD is a lower bound, so its tier would look better by what it falls short; measure both "
+                         "against base, or both with one --ref")
     gate = protocol.gate
     margins = Margins(kld_mean=gate.margins.kld_mean, kld_p999=gate.margins.kld_p999, same_top_p=gate.margins.same_top_p,
                       ln_ppl_ratio=gate.margins.ln_ppl_ratio)

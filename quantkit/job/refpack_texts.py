@@ -153,7 +153,7 @@ def evaluation_of(text: TextPack, protocol: Protocol, data: bytes, offload: Offl
 
 
 def check_base(texts: Sequence[TextPack], path: Path, sha256: str) -> None:
-    """Refuse packs of another base than the file that is at hand.
+    """Refuse packs of another base than the file, or the bundle, that is at hand.
 
     Raises:
         InputError: names the pack and both hashes.
@@ -162,7 +162,7 @@ def check_base(texts: Sequence[TextPack], path: Path, sha256: str) -> None:
         facts = text.pack.facts
         if facts.base.sha256 != sha256:
             raise InputError(f"{text.pack.path} is the reference pack of another base: expected sha256 {sha256} for {path}, found "
-                             f"{facts.base.sha256} ({facts.base.file}): use the pack of this base, or leave -b away")
+                             f"{facts.base.sha256} ({facts.base.file}): use the pack of this base")
 
 
 def check_one_base(texts: Sequence[TextPack]) -> None:

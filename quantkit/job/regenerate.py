@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantkit.core.errors import InputError, QuantkitError
 from quantkit.core.files import FolderLock, sha256_file
+from quantkit.engine.library import BuildFacts
 from quantkit.engine.lockstep import read_build
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
@@ -47,7 +49,7 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 
 _BUILD = ("backend", "llama_cpp_python", "llama_cpp_commit", "system_info")
-_BOUND_ROUNDING = 1e-4  # of √kld: a hundred times what the rounding of a pack's weights leaves
+BOUND_ROUNDING = 1e-4  # of √kld: a hundred times what the rounding of a pack's weights leaves
 _WORST_BOUND = 0.9
 
 
@@ -110,7 +112,7 @@ def recheck(folder: Path, base_path: Path, options: RecheckOptions, findings: Fi
     """
     run = RunFolder(path=folder)
     facts, protocol = read_json(run.manifest), load_protocol(run.protocol)
-    tiers = _choose(facts["tiers"], options.tiers)
+    tiers = choose_tiers(facts["tiers"], options.tiers)
     base = read_subject(base_path, "base")
     if base.sha256 != facts["base"]["sha256"]:
         raise InputError(f"expected the base of {folder}, {facts['base']['file']} with sha256 {facts['base']['sha256']}, got "
@@ -118,9 +120,8 @@ def recheck(folder: Path, base_path: Path, options: RecheckOptions, findings: Fi
     build = facts["build"]
     offload = Offload(n_gpu_layers=build["n_gpu_layers"], main_gpu=build["main_gpu"], tensor_split=tuple(build["tensor_split"]))
     n_workers = options.n_workers or default_workers(context_settings(protocol.eval), offload)
-    with _scratch(run) as scratch, WorkerPool(n_workers, run.logs) as pool:
-        here = dataclasses.asdict(pool.call("build", read_build, n_gpu_layers=offload.n_gpu_layers))
-        other = [f"{key} {here[key]} here, {build[key]} there" for key in _BUILD if here[key] != build[key]]
+    with scratch_run(run) as scratch, WorkerPool(n_workers, run.logs) as pool:
+        _, other = other_build(pool, build)
         job = _Recheck(run, scratch, pool, protocol, base, facts, tiers, findings, progress, same_build=not other)
         made, regenerated = job.regenerate(keep=options.n_remeasure > 0) if options.regenerate else ({}, ())
         remeasured = job.remeasure(made, offload, options) if options.n_remeasure else ()
@@ -130,14 +131,29 @@ def recheck(folder: Path, base_path: Path, options: RecheckOptions, findings: Fi
     return Rechecked(same_build=not other, regenerated=regenerated, remeasured=remeasured)
 
 
-def _choose(tiers: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+def other_build(pool: WorkerPool, build: Mapping[str, Any]) -> tuple[BuildFacts, list[str]]:
+    """This machine's build, and in which facts it is not a bundle's; equal bits are to be expected where there is none."""
+    facts: BuildFacts = pool.call("build", read_build, n_gpu_layers=build["n_gpu_layers"])
+    here = dataclasses.asdict(facts)
+    return facts, [f"{key} {here[key]} here, {build[key]} there" for key in _BUILD if here[key] != build[key]]
+
+
+def choose_chunks(run: RunFolder, chunks: npt.NDArray[np.int64], tier: str, options: RecheckOptions) -> npt.NDArray[np.int64]:
+    """Places of the random chunks among the evaluation's; of a screening, which stops before the end, among those measured."""
+    measured = np.flatnonzero(np.isin(chunks, read_json(run.summary(tier))["chunks"]))
+    n = min(options.n_remeasure, len(measured))
+    return np.sort(np.random.default_rng(options.seed).choice(measured, n, replace=False))
+
+
+def choose_tiers(tiers: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """The records of some tiers of a bundle, or of all; raises InputError for one that it does not have."""
     if unknown := [name for name in names or () if name not in tiers]:
         raise InputError(f"expected a tier of the bundle ({', '.join(tiers)}), got {unknown[0]}")
     return {tier: record for tier, record in tiers.items() if names is None or tier in names}
 
 
 @contextmanager
-def _scratch(run: RunFolder) -> Iterator[RunFolder]:
+def scratch_run(run: RunFolder) -> Iterator[RunFolder]:
     """A run directory inside the run's own scratch, empty; the lock keeps a run that goes on out of it."""
     folder = run.parts / "verify"
     with FolderLock(run.path):
@@ -194,7 +210,8 @@ class _Recheck:
             return None, {}
         path = self._run.path / self._facts["imatrix"]["file"]
         if not path.exists():
-            raise InputError(f"the bundle lacks {path.name}, the importance matrix that the tier was made with")
+            raise InputError(f"the bundle lacks {path.name}, the importance matrix that the tier was made with: fetch the whole "
+                         "bundle")
         matrix = read_imatrix(path)
         return prepare_importances(path, matrix, sorted(plan.overrides()), self._protocol.imatrix.zero_floor), matrix.lengths()
 
@@ -239,19 +256,13 @@ class _Recheck:
         evaluation = prepare_evaluation(self._pool, protocol, self._base, text, offload)
         findings.equal("remeasured rows", "manifest.json", "token_ids_sha256", evaluation.token_ids_sha256,
                        self._facts["token_ids_sha256"])
-        measured = np.flatnonzero(np.isin(evaluation.chunks, self._measured_chunks()))  # a screening stops before the end
-        n = min(options.n_remeasure, len(measured))
-        chosen = np.sort(np.random.default_rng(options.seed).choice(measured, n, replace=False))
+        chosen = choose_chunks(self._run, evaluation.chunks, next(iter(self._tiers)), options)
         part = dataclasses.replace(evaluation, chunks=evaluation.chunks[chosen], articles=evaluation.articles[chosen])
         failed = audit(self._scratch, self._pool, part, self._base, subjects, self._progress,
                        AuditOptions(memory_bytes=options.memory_bytes))
         for tier, error in failed.items():
             self._fail_measuring(tier, error)
         return tuple(self._compare_rows(subject.name) for subject in subjects if subject.name not in failed)
-
-    def _measured_chunks(self) -> list[int]:
-        chunks: list[int] = read_json(self._run.summary(next(iter(self._tiers))))["chunks"]
-        return chunks
 
     def _fail_measuring(self, tier: str, error: QuantkitError) -> None:
         self._findings.fail("remeasured rows", f"quants/{self._tiers[tier]['file']}", "a file that can be measured", error)
@@ -264,7 +275,7 @@ class _Recheck:
         self._findings.count("remeasured rows", len(found))
         if "ref" in (read_json(self._run.summary(tier)) or {}):
             self._check_bound(tier, held, found)
-        result = _compare_rows(tier, chunks.tolist(), held, found)
+        result = compare_rows(tier, chunks.tolist(), held, found)
         if self._same_build and result.n_rows_differ:
             i = int(np.argmax(held != found))
             self._findings.fail("remeasured rows", f"audit/{tier}/rows.parquet", f"the row {found[i]} that this build measures",
@@ -273,7 +284,7 @@ class _Recheck:
 
     def _check_bound(self, tier: str, held: Rows, found: Rows) -> None:
         """Rows against a reference pack hold a lower bound of the KLD; where it is one, the recorded bound stands for it."""
-        above = held["kld"] - found["kld"] - _BOUND_ROUNDING * np.sqrt(np.maximum(found["kld"], 0)) - 1e-9
+        above = held["kld"] - found["kld"] - BOUND_ROUNDING * np.sqrt(np.maximum(found["kld"], 0)) - 1e-9
         if self._same_build and above.max() > 0:
             i = int(np.argmax(above))
             self._findings.fail("remeasured rows", f"audit/{tier}/rows.parquet", f"a KLD of at most {found['kld'][i]}",
@@ -281,7 +292,8 @@ class _Recheck:
         found["kld"] = held["kld"]
 
 
-def _compare_rows(tier: str, chunks: Sequence[int], held: Rows, found: Rows) -> RemeasuredTier:
+def compare_rows(tier: str, chunks: Sequence[int], held: Rows, found: Rows) -> RemeasuredTier:
+    """How rows that were recorded and rows that were found differ."""
     largest = {name: float(np.max(np.abs(held[name] - found[name]))) for name in ("nll_base", "nll_q", "kld")}
     return RemeasuredTier(
         tier=tier, chunks=tuple(chunks), n_rows=len(found), n_rows_differ=int(np.count_nonzero(held != found)),

@@ -20,6 +20,7 @@ from quantkit.job.refpack import make_refpack
 from quantkit.job.refpack_audit import audit_with_packs
 from quantkit.job.refpack_parts import ChunkFolder
 from quantkit.job.regenerate import RecheckOptions, recheck
+from quantkit.job.remeasure_pack import remeasure_with_pack
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.session import RunOptions, RunResult
 from quantkit.job.standalone import quantize_to_file
@@ -180,6 +181,33 @@ def test_rows_against_a_pack_are_remeasured_as_a_bound(base: Path, tier: Path, p
     rewrite(run, "own", rows)
     recheck(run.path, base, options, findings, Silent())
     assert "a KLD of at most" in findings.failures[0].expected
+
+
+def test_rows_are_remeasured_against_a_pack_without_the_base(base: Path, tier: Path, protocol: Protocol, pack: Path,
+                                                            tmp_path: Path) -> None:
+    run = done(audit_files(base, protocol, tmp_path / "run", [tier], Silent()))
+    run.quants.mkdir()
+    own = run.quants / "own.gguf"
+    own.write_bytes(base.read_bytes())
+    (run.quants / tier.name).write_bytes(tier.read_bytes())
+    done(audit_with_packs([pack], protocol, run.path, [own], Silent()))
+    options = RecheckOptions(regenerate=False, n_remeasure=2, seed=1)
+    findings = Findings()
+    found = {m.tier: m for m in remeasure_with_pack(run.path, pack, options, findings, Silent()).remeasured}
+    assert findings.failures == []
+    assert {name: (m.n_rows, m.n_rows_differ) for name, m in found.items()} == {tier.stem: (126, 0), "own": (126, 0)}
+    for name, column, told in (("own", "kld", "the row"), (tier.stem, "nll_q", "the row"), (tier.stem, "kld", "a KLD of at least")):
+        rows, kept = rows_of(run, name), run.rows(name).read_bytes()
+        rows[column] = 0.5 * rows[column] + 1e-9
+        rewrite(run, name, rows)
+        findings = Findings()
+        remeasure_with_pack(run.path, pack, options, findings, Silent())
+        assert [told in failure.expected for failure in findings.failures] == [True]
+        run.rows(name).write_bytes(kept)
+    other = make_refpack(tiny_model(tmp_path / "other-BF16.gguf", n_embd=256, n_ff=256, seed=1)[0], protocol, tmp_path / "ref",
+                         Silent()).path
+    with pytest.raises(InputError, match="is the reference pack of another base"):
+        remeasure_with_pack(run.path, other, options, Findings(), Silent())
 
 
 def test_a_pack_of_another_evaluation_is_refused(tier: Path, pack: Path, tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from quantkit.core.errors import InputError
+from quantkit.job.gate_obligations import TierEvidence, compare_tier
 from quantkit.job.refpack_pairs import compare_kld
 from quantkit.measure.numbers import Rows
 from quantkit.measure.verdict import compare_pairs
+from quantkit.spec.protocol import load_protocol
 from quantkit.spec.refpack_records import PackReference
 from tests.measure.synthetic import make_rows
 from tests.measure.test_verdict import scaled
@@ -60,3 +64,12 @@ def test_a_file_measured_both_ways_is_not_called_better_by_its_shortfall() -> No
     word, reason = verdict(scaled(BASE, 0.99), BASE, pack(0.01 * MEAN), None)
     assert word in ("not resolved", "equivalent")
     assert reason is not None
+
+
+def test_a_gate_takes_no_pack_beside_base() -> None:
+    full = TierEvidence(size_bytes=1000, rows={"": make_rows(n_article=20, n_chunk=8)}, mtp=None, smoke=None, packs={"": None})
+    packed = dataclasses.replace(full, packs={"": "a"})
+    protocol = load_protocol("demo-v1")
+    assert {o.verdict for o in compare_tier(packed, packed, protocol, "")} <= {"not worse", "not compared"}
+    with pytest.raises(InputError, match="expected incumbent and candidate measured against one reference"):
+        compare_tier(full, packed, protocol, "")
