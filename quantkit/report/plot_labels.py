@@ -62,7 +62,10 @@ def place_labels(points: Sequence[Point], sizes: Sequence[Point], obstacles: Seq
         obstacles: what must not be covered. bounds: what labels must not leave.
     """
     options = [_options(point, size) for point, size in zip(points, sizes, strict=True)]
-    fixed = [[_fixed_cost(place, i, points, obstacles, bounds) for place in places] for i, places in enumerate(options)]
+    fixed = []
+    for i, places in enumerate(options):
+        near = _reachable(places, obstacles)
+        fixed.append([_fixed_cost(place, i, points, near, bounds) for place in places])
     chosen: dict[int, int] = {}
     for _ in range(_N_SWEEPS):  # a label placed early may move once the others stand
         for i, places in enumerate(options):
@@ -70,6 +73,13 @@ def place_labels(points: Sequence[Point], sizes: Sequence[Point], obstacles: Seq
             costs = [cost + _mutual_cost(place, points[i], others) for place, cost in zip(places, fixed[i], strict=True)]
             chosen[i] = costs.index(min(costs))
     return [options[i][chosen[i]] for i in range(len(options))]
+
+
+def _reachable(places: Sequence[Place], obstacles: Sequence[Box]) -> list[Box]:
+    """The obstacles that one of the places at least can touch: few of many, and nothing else is to be asked about."""
+    reach = Box(min(p.box.left for p in places), min(p.box.bottom for p in places), max(p.box.right for p in places),
+                max(p.box.top for p in places))
+    return [obstacle for obstacle in obstacles if reach.overlap(obstacle) > 0]
 
 
 def needs_line(place: Place) -> bool:

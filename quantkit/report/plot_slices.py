@@ -1,18 +1,35 @@
 """`by_slice`: where a tier differs, for tokens cut by what the base knew, where they stand and what they are.
 
 One panel for each way of cutting; a point is the mean KLD of the tokens of one slice with its 95 % interval, a line joins a tier's.
+Lines are told apart by shade, dashes and shape of the points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.report.plot_size import Caption
-from quantkit.report.plot_style import GREY, INK, WIDTH_PX, Axes, Figure, Picture, drawable, drawing, finish, line_look, short_names
+from quantkit.report.plot_style import (
+    GREY,
+    INK,
+    WIDTH_PX,
+    Axes,
+    Figure,
+    Line,
+    Picture,
+    drawable,
+    drawing,
+    finish,
+    line_look,
+    pixel_extent,
+    short_names,
+)
 from quantkit.spec.verdict_records import Slice, Slices
 
 _PANEL_PX, _TOP_PX, _BOTTOM_PX = 236, 62, 40
+_SHAPES = ("o", "s", "^", "D", "v")  # beside four kinds of dashes: 20 lines that grey print tells apart
 _TITLES = {"entropy": "By entropy of the base, nats", "margin": "By margin of the base's first choice, nats",
            "position": "By position in the chunk", "token": "By kind of token"}
 
@@ -28,15 +45,33 @@ def draw_slices(tiers: Sequence[Slices], caption: Caption) -> Picture:
         for i, kind in enumerate(kinds):
             axes = _panel(figure, i, height)
             axes.set_title(_TITLES.get(kind, kind), loc="left", size=9.5, color=INK)
-            _draw_kind(axes, [[s for s in one.slices if s.kind == kind] for one in tiers])
+            _draw_kind(axes, {one.tier: [s for s in one.slices if s.kind == kind] for one in tiers})
         limits = [axes.get_ylim() for axes in figure.axes]
         for axes in figure.axes:  # one scale for all panels, so that they can be compared
             axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-        names = short_names([one.tier for one in tiers], 16)
-        handles = figure.axes[0].lines if figure.axes else []
-        figure.legend(handles, names, loc="upper left", bbox_to_anchor=(1 - 138 / WIDTH_PX, 1 - 76 / height), borderaxespad=0,
-                      handlelength=2.6)
+        if figure.axes:
+            _draw_legend(figure, [one.tier for one in tiers], height)
         return finish(figure, f"Mean KLD of {len(tiers)} tiers by slice of the tokens; every number is in audit/*/slices.json.")
+
+
+def _draw_legend(figure: Figure, tiers: list[str], height: int) -> None:
+    """Right of the panels, in the order of the lines from top to bottom: the tier that lost the most stands first."""
+    lines = [line for line in figure.axes[0].lines if line.get_label() in tiers]
+    order = sorted(range(len(lines)), key=lambda i: -_level(lines[i]))
+    for n_max, size in ((14, 8.5), (14, 7.5), (10, 7.5), (7, 7.0)):
+        names = short_names(tiers, n_max)
+        legend = figure.legend([lines[i] for i in order], [names[i] for i in order], loc="upper left", borderaxespad=0,
+                               bbox_to_anchor=(1 - 132 / WIDTH_PX, 1 - 76 / height), handlelength=2.6, fontsize=size)
+        _, bottom, right, _ = pixel_extent(figure, legend)
+        if (right <= WIDTH_PX - 4 and bottom >= 0) or n_max == 7:
+            return
+        legend.remove()
+
+
+def _level(line: Line) -> float:
+    """Where a line is on the whole; below all others where it has no point."""
+    ys = [float(y) for y in line.get_ydata()]
+    return sum(map(math.log, ys)) / len(ys) if ys else -math.inf
 
 
 def _panel(figure: Figure, i: int, height: int) -> Axes:
@@ -47,17 +82,17 @@ def _panel(figure: Figure, i: int, height: int) -> Axes:
     return figure.add_axes((left / WIDTH_PX, bottom / height, (width - 18) / WIDTH_PX, (_PANEL_PX - 92) / height))
 
 
-def _draw_kind(axes: Axes, tiers: Sequence[Sequence[Slice]]) -> None:
+def _draw_kind(axes: Axes, tiers: Mapping[str, Sequence[Slice]]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    labels = [_label(s) for s in max(tiers, key=len, default=[])]
-    for i, slices in enumerate(tiers):
+    labels = [_label(s) for s in max(tiers.values(), key=len, default=[])]
+    for i, (tier, slices) in enumerate(tiers.items()):
         seen = [(x, s.kld, s.kld.value) for x, s in enumerate(slices) if s.kld is not None and s.kld.value]
         xs, ys = [x for x, *_ in seen], [y for *_, y in seen]
         ends = [(y if kld.lo is None else kld.lo, y if kld.hi is None else kld.hi) for _, kld, y in seen]
         spread: Any = [[y - lo for (lo, _), y in zip(ends, ys, strict=True)], [hi - y for (_, hi), y in zip(ends, ys, strict=True)]]
         look = line_look(i, len(tiers))
-        axes.plot(xs, ys, marker="o", markersize=3.2, linewidth=1.3, **look)
+        axes.plot(xs, ys, marker=_SHAPES[i % len(_SHAPES)], markersize=3.6, linewidth=1.3, label=tier, **look)
         axes.errorbar(xs, ys, yerr=spread, fmt="none", ecolor=look["color"], elinewidth=0.9)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, numticks=6))

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from quantkit.report.escape import plain_line
 
-# matplotlib.axes.Axes, .figure.Figure and .text.Text: loaded in the functions that draw, never on import.
+# matplotlib.axes.Axes, .figure.Figure, .lines.Line2D and .text.Text: loaded in the functions that draw, never on import.
 Axes: TypeAlias = Any
 Figure: TypeAlias = Any
+Line: TypeAlias = Any
 Text: TypeAlias = Any
 
 WIDTH_PX, HEIGHT_PX, CSS_DPI = 800, 500, 100
@@ -72,9 +73,9 @@ def line_look(i: int, n: int) -> dict[str, Any]:
     return {"color": to_hex(matplotlib.colormaps["cividis"](shade)), "linestyle": _DASHES[i % len(_DASHES)]}
 
 
-def name_axis(figure: Figure, axes: Axes, text: str) -> None:
+def name_axis(figure: Figure, axes: Axes, text: str, *, above_px: int = 10) -> None:
     """What the vertical axis shows, written level above it: easier to read than on its side."""
-    figure.text(16 / WIDTH_PX, axes.get_position().y1 + 10 / (figure.get_figheight() * CSS_DPI), text, size=9.5, color=INK)
+    figure.text(16 / WIDTH_PX, axes.get_position().y1 + above_px / (figure.get_figheight() * CSS_DPI), text, size=9.5, color=INK)
 
 
 def pixel_extent(figure: Figure, artist: Any) -> tuple[float, float, float, float]:

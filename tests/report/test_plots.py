@@ -17,19 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantkit.report import plot_mtp, plot_slices
 from quantkit.report.plot_labels import Box, place_labels
 from quantkit.report.plot_measures import MEASURES
 from quantkit.report.plot_mtp import draw_mtp
 from quantkit.report.plot_size import Caption, Series, SizePoint, draw_by_size
 from quantkit.report.plot_slices import draw_slices
-from quantkit.report.plot_style import drawable, short_names
+from quantkit.report.plot_style import WIDTH_PX, drawable, finish, pixel_extent, short_names
 from quantkit.report.plot_tail import TailCurve, draw_tail
 from quantkit.report.plot_types import draw_types, type_table
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_records import PlanRow, tensor_size
 from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Slice, Slices
-from tests.report.test_mtp_report import RESULT
+from tests.report.test_mtp_report import RESULT, TEACHER
 
 CAPTION = Caption(subtitle="Qwen3.6-27B-BF16.gguf, 50.11 GiB · wiki.test.raw", footer="quantkit · result 69363bc9a00f")
 HOSTILE = ["$x^2$ & <b>", "名前 モデル", "a\nb\x1b[31m", "%s {0} \\frac{1}", "Ω-é-ñ", "\u202eevil"]
@@ -167,3 +168,62 @@ def test_heads_are_drawn_where_they_were_measured() -> None:
     assert is_picture(picture.png, picture.svg)
     assert "10 tiers" in picture.alt
     assert draw_mtp([missing], CAPTION) is None
+
+
+LONG = "Qwen3.6-27B-Instruct-UD-IQ2_XXS-imatrix2"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are drawn, before they become pictures."""
+    seen: list[Any] = []
+
+    def keep(figure: Any, alt: str) -> Any:
+        seen.append(figure)
+        return finish(figure, alt)
+
+    for module in (plot_slices, plot_mtp):
+        monkeypatch.setattr(module, "finish", keep)
+    return seen
+
+
+@pytest.mark.parametrize("n", [3, 7, 15])
+def test_the_legend_of_slices_fits_and_has_the_order_of_the_lines(figures: list[Any], n: int) -> None:
+    names = [LONG if i == 1 else "W" * 40 if i == 2 else f"Q{i}" for i in range(n)]
+    tiers = [Slices(tier=name, rows_sha256="", slices=(_slice("entropy", 0.001 * 2**i), _slice("token", 0.001))) for i, name
+             in enumerate(names)]
+    draw_slices(tiers, CAPTION)
+    (figure,) = figures
+    (legend,) = figure.legends
+    _, bottom, right, _ = pixel_extent(figure, legend)
+    assert (right < WIDTH_PX, bottom > 0) == (True, True)
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown[0] == ("WWWWW…WWWW" if n == 3 else f"Q{n - 1}")
+    assert shown[-1] == "Q0"
+    looks = {(line.get_marker(), repr(line._dash_pattern)) for line in figure.axes[0].lines}
+    assert len(looks) == n  # told apart without their colours
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 15])
+def test_nothing_covers_the_marks_or_names_of_heads(figures: list[Any], n: int) -> None:
+    low = dataclasses.replace(TEACHER, value=0.01, lo=0.0, hi=0.02)
+    results = [dataclasses.replace(RESULT, tier=LONG if i == 1 else f"Q{i}_K_M",
+                                   teacher_forced_acceptance=low if i == 0 else TEACHER) for i in range(n)]
+    draw_mtp(results, CAPTION)
+    (figure,) = figures
+    (axes,) = figure.axes
+    legend = Box(*pixel_extent(figure, axes.get_legend()))
+    assert legend.right <= WIDTH_PX
+    assert legend.bottom >= pixel_extent(figure, axes.patch)[3] - 1
+    names = [Box(*pixel_extent(figure, label)) for label in axes.get_xticklabels()]
+    assert min(box.left for box in names) >= 0
+    assert min(box.bottom for box in names) > 18  # above the footer
+    if n <= 8:
+        assert all(a.right < b.left for a, b in itertools.pairwise(names))
+
+
+def test_obstacles_out_of_reach_move_no_label() -> None:
+    points, sizes, bounds = [(100.0, 100.0), (130.0, 105.0)], [(60.0, 12.0)] * 2, Box(0, 0, 5000, 5000)
+    near = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+    far = [Box(2000 + 10 * i, 2000, 2005 + 10 * i, 2010) for i in range(50)]
+    assert place_labels(points, sizes, near + far, bounds) == place_labels(points, sizes, near, bounds)
