@@ -198,7 +198,7 @@ def test_the_legend_of_slices_fits_and_has_the_order_of_the_lines(figures: list[
     _, bottom, right, _ = pixel_extent(figure, legend)
     assert (right < WIDTH_PX, bottom > 0) == (True, True)
     shown = [text.get_text() for text in legend.get_texts()]
-    assert shown[0] == ("WWWWW…WWWW" if n == 3 else f"Q{n - 1}")
+    assert shown[0] == ("WWW…WWW" if n == 3 else f"Q{n - 1}")
     assert shown[-1] == "Q0"
     looks = {(line.get_marker(), repr(line._dash_pattern)) for line in figure.axes[0].lines}
     assert len(looks) == n  # told apart without their colours
