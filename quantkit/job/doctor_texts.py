@@ -71,7 +71,7 @@ def look_at_calibration(case: Case) -> Iterator[Finding]:
     if path is None:
         yield _fetched(check, corpus)
         return
-    seen = _expected_tokens(case, corpus)
+    seen = expected_tokens(case, corpus)
     if seen is not None and seen < needed:
         yield warning(check, f"{_bytes_words(corpus, path)}; about {seen} tokens if it is like the evaluation text, and "
                       f"{needed} are asked for", "use a longer text, or fewer chunks with --set imatrix.n_chunk")
@@ -123,8 +123,8 @@ def _effective_articles(evaluation: Evaluation) -> float:
     return float(group_by(evaluation.articles).n_effective)
 
 
-def _expected_tokens(case: Case, corpus: Corpus) -> int | None:
-    """How many tokens the calibration text has if it is like the evaluation text; None where that is not known."""
+def expected_tokens(case: Case, corpus: Corpus) -> int | None:
+    """How many tokens a text has if it is like the evaluation text; None where that one is not cut."""
     try:
         evaluation = case.evaluation(case.protocol.eval.corpora[0])
     except Unknown:

@@ -11,7 +11,9 @@ from quantkit.core.errors import NoSpace
 from quantkit.core.files import require_space
 from quantkit.core.units import MIB, format_bytes
 from quantkit.engine.chunk_time import ChunkTime, time_chunk
+from quantkit.job.calibration import may_calibrate
 from quantkit.job.doctor_case import Case, Finding, Unknown, not_applicable, ok, problem, warning
+from quantkit.job.doctor_texts import expected_tokens
 from quantkit.job.evaluation import n_cores
 from quantkit.job.memory import AuditLayout, bound_of_one, free_disk_bytes, free_memory_bytes, plan_layout
 from quantkit.job.rundir import RunFolder
@@ -178,11 +180,19 @@ def _time_words(case: Case, took: ChunkTime, layout: AuditLayout) -> str:
     audit_s = n_chunk * passes * took.decode_s / layout.n_workers * share
     words = (f"one chunk of base took {took.decode_s:.3g} s on {case.settings.n_threads} thread(s). Estimated from it, with each "
              f"tier as slow as base: audit {_duration(audit_s)} ({n_chunk} chunks, {passes} passes)")
-    spec, eval_spec = case.protocol.imatrix, case.protocol.eval
-    if case.options.imatrix is None and spec.n_chunk:
-        core_s = took.decode_s * case.settings.n_threads * spec.n_chunk * spec.n_ctx / eval_spec.n_ctx
+    n_tokens = _calibration_tokens(case)
+    if n_tokens:
+        core_s = took.decode_s * case.settings.n_threads * n_tokens / case.settings.n_ctx
         words += f", calibration {_duration(_IMATRIX_FACTOR * core_s / n_cores())}"
     return f"{words}; writing the tiers and checks come on top"
+
+
+def _calibration_tokens(case: Case) -> int:
+    """Tokens that importances will be collected over; 0 where none will be."""
+    spec = case.protocol.imatrix
+    if case.options.imatrix is not None or not may_calibrate(case.protocol, case.tiers):
+        return 0
+    return spec.n_chunk * spec.n_ctx if spec.n_chunk else expected_tokens(case, case.protocol.corpus(spec.corpus)) or 0
 
 
 def _duration(seconds: float) -> str:
