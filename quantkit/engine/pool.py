@@ -80,6 +80,11 @@ class Worker:
         if self._watch is not None and (hang := self._watch.hang()):
             raise self._crash(f"the worker process {hang}, so it was ended", EngineKilled)
 
+    def start(self) -> None:
+        """Start the process before its first command, and let it load the library meanwhile."""
+        if self._process is None:
+            self._start(loads_library=True)
+
     def kill(self) -> None:
         """End the process at once."""
         if self._process is None:
@@ -119,14 +124,14 @@ class Worker:
             raise self._crash() from faults[0]
         raise faults[0]
 
-    def _start(self) -> None:
+    def _start(self, *, loads_library: bool = False) -> None:
         with _STARTING:
-            self._start_alone()
+            self._start_alone(loads_library)
 
-    def _start_alone(self) -> None:
+    def _start_alone(self, loads_library: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=worker_main, args=(theirs, os.getpid()), daemon=True,
+        self._process = context.Process(target=worker_main, args=(theirs, os.getpid(), loads_library), daemon=True,
                                         name=f"quantkit-worker-{self._index}")
         before = dict(os.environ)
         os.environ.update(environment_for_workers(before))
@@ -206,6 +211,11 @@ class WorkerPool:
             worker.close() if kind is None else worker.kill()
         if self._scratch is not None:
             self._scratch.cleanup()
+
+    def start(self, n_workers: int | None = None) -> None:
+        """Start the first n_workers now: they are ready when this process has read what it needs for the first command."""
+        for worker in self.workers[:n_workers]:
+            worker.start()
 
     def call(self, step: str, command: Command, *, on_item: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
         """Run one command in the first worker and return its result; what it yields goes to `on_item`."""

@@ -65,11 +65,20 @@ class WorkerState:
             self.session = None
 
 
-def worker_main(pipe: Connection, parent_pid: int) -> None:
-    """Serve commands until the pipe closes."""
+def worker_main(pipe: Connection, parent_pid: int, loads_library: bool = False) -> None:
+    """Serve commands until the pipe closes.
+
+    Args:
+        loads_library: load llama.cpp before the first command is there; one that cannot be loaded is told by that command.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, args=(parent_pid,), daemon=True).start()
     state = WorkerState()
+    if loads_library:
+        with contextlib.suppress(Exception):
+            from quantkit.engine.library import load_library
+
+            load_library()
     sys.stdout = sys.stderr = io.TextIOWrapper(_Log(), encoding="utf-8", errors="replace", write_through=True)
     while True:
         try:

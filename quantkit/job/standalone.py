@@ -43,9 +43,10 @@ def collect_to_file(base: Path, protocol: Protocol, target: Path, progress: Prog
     """
     refuse_overwrite(target, [*read_header(base).parts, *(path for path in (calibration, corpus) if path)], force=force)
     text = read_corpus(protocol.corpus(protocol.imatrix.corpus), calibration)
-    for overlap in _overlaps(protocol, corpus, calibration, progress):
-        progress.note(f"imatrix: {overlap.describe()}")
     with state_beside(target) as parts, WorkerPool(n_cores()) as pool:  # at most; the collection says how many it uses
+        pool.start(protocol.imatrix.n_chunk or None)  # while the texts are compared
+        for overlap in _overlaps(protocol, corpus, calibration, progress):
+            progress.note(f"imatrix: {overlap.describe()}")
         return collect_imatrix(target, pool, protocol, read_subject(base, "base"), text, progress, parts=parts,
                                offload=choose_offload(protocol, offload))
 

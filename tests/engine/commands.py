@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import signal
 import time
 from collections.abc import Iterator
@@ -59,3 +60,8 @@ def abort_natively(state: WorkerState, *, path: Path) -> None:
     model = Model(path)
     trunk = Context(model, SETTINGS, n_outputs_max=1)
     Context(model, SETTINGS, n_outputs_max=1, mtp_of=trunk)
+
+
+def modules(state: WorkerState) -> list[str]:
+    """Command: what is imported before it came."""
+    return sorted(sys.modules)

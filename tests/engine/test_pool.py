@@ -24,6 +24,15 @@ def test_a_worker_lives_on_between_commands(tmp_path: Path) -> None:
         assert pool.call("pid", commands.pid) != os.getpid()
 
 
+@pytest.mark.engine
+def test_a_worker_that_was_started_early_has_the_library_loaded(tmp_path: Path) -> None:
+    with WorkerPool(2, tmp_path) as pool:
+        pool.start(1)
+        early, late = pool.broadcast("modules", commands.modules)
+        assert "llama_cpp" in early
+        assert "llama_cpp" not in late
+
+
 def test_items_reach_the_caller_in_order(tmp_path: Path) -> None:
     seen: list[int] = []
     with WorkerPool(1, tmp_path) as pool:

@@ -109,8 +109,8 @@ class TestWatch:
 
     def test_the_work_of_a_process_grows_while_it_computes(self) -> None:
         before = work_s(os.getpid())
-        end = time.monotonic() + 0.2
-        while time.monotonic() < end:
+        end = time.process_time() + 0.1
+        while time.process_time() < end:
             pass
         after = work_s(os.getpid())
         assert before is not None
