@@ -5,8 +5,7 @@ usage: python benchmarks/estimate.py SHAPE.gguf [--model smollm2] [--cores 16 64
 SHAPE.gguf needs only a header (`shared/models/make_shape27b.py` writes one). What is measured: CPU time of a decode on one core,
 per weight and token, for the base and each tier; CPU time of scoring, per logit; of quantizing, per weight; of hashing, per byte.
 What is assumed, and not measured: the same cost per weight and token in a large model; cores that add up (data-parallel workers,
-memory bandwidth that suffices); weights that stay in memory. Expert models cost only their active weights per token: experts count by
-n_expert_used / n_expert here.
+memory bandwidth that suffices); weights that stay in memory. Of the experts of a layer only the used share counts.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def active_weights(model: ModelInfo) -> int:
     return total
 
 
-def measure(args: argparse.Namespace, n_vocab: int) -> Constants:
+def measure(args: argparse.Namespace, n_vocab: int | None) -> Constants:
     """The constants, each the best of some repeats."""
     small = describe_model(read_header(args.base))
     spec = load_protocol("wikitext2-first16-v1").eval
@@ -75,7 +74,7 @@ def measure(args: argparse.Namespace, n_vocab: int) -> Constants:
     data = os.urandom(1 << 26)
     start = time.process_time()
     hashlib.sha256(data).digest()
-    return Constants(decode, quantize, 1e3 / rate_of(n_vocab, len(TIERS)), (time.process_time() - start) / len(data) * 1e9)
+    return Constants(decode, quantize, 1e3 / rate_of(n_vocab or 4096, len(TIERS)), (time.process_time() - start) / len(data) * 1e9)
 
 
 def main() -> None:
@@ -100,7 +99,7 @@ def main() -> None:
     print("| | decode ps a weight and token | quantize ns a weight | audit core h | " + " | ".join(heads) + " |")
     print("| --- |" + " ---: |" * (3 + len(heads)))
     audits = {name: ps * 1e-12 * weights * tokens / 3600 for name, ps in found.decode_ps.items()}
-    audits |= {tier: audits[tier] + found.score_ns * 1e-9 * rows * large.n_vocab / 3600 for tier in TIERS}
+    audits |= {tier: audits[tier] + found.score_ns * 1e-9 * rows * (large.n_vocab or 0) / 3600 for tier in TIERS}
     for name, audit in audits.items():
         ns = found.quantize_ns.get(name)
         made = ns * 1e-9 * large.n_params / 3600 if ns is not None else None
