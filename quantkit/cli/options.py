@@ -112,7 +112,8 @@ def read_offload(n_gpu_layers: int, main_gpu: int, tensor_split: str) -> Offload
     try:
         shares = tuple(float(share) for share in tensor_split.split(",")) if tensor_split else ()
     except ValueError as error:
-        raise InputError(f"expected shares such as 3,1 for --tensor-split, got {tensor_split!r}: write one number a device") from error
+        raise InputError(f"expected shares such as 3,1 for --tensor-split, got {tensor_split!r}: write one number "
+                         "a device") from error
     return Offload(n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, tensor_split=shares)
 
 

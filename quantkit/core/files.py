@@ -202,7 +202,7 @@ def refuse_overwrite(target: Path, inputs: Iterable[Path], *, force: bool = Fals
     if not is_taken(target):
         return
     if target.is_dir():
-        raise InputError(f"expected a file path for the output, got the folder {target}")
+        raise InputError(f"expected a file path for the output, got the folder {target}: add a file name")
     if not force:
         raise InputError(f"the output {target} exists already: choose another path or pass --force to replace it")
 

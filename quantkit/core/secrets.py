@@ -9,7 +9,8 @@ HIDDEN = "***"
 
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
 _PATTERNS = (
-    (re.compile(r"(?<![A-Za-z0-9_])(hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-(?=[A-Za-z0-9_-]{32}))[A-Za-z0-9_-]{16,}"), rf"\1{HIDDEN}"),
+    (re.compile(r"(?<![A-Za-z0-9_])(hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-(?=[A-Za-z0-9_-]{32}))[A-Za-z0-9_-]{16,}"),
+     rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}"), rf"\1 {HIDDEN}"),
     (re.compile(r"(?<=://)[^/\s@'\"<>]+@"), f"{HIDDEN}@"),
     (re.compile(r"(?<=[?&])([A-Za-z0-9_.-]*(?:signature|token|credential|secret|key|password|sig)[A-Za-z0-9_.-]*)=[^&\s'\"<>)]+",

@@ -34,5 +34,5 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise InputError(f"expected a size such as 16GiB or 45GB, got {text!r}")
+        raise InputError(f"expected a size such as 16GiB or 45GB, got {text!r}: write a number and its unit")
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])  # a float cannot hold every count of bytes

@@ -112,5 +112,5 @@ def _tokenize_special(lib: Any, vocab: Any, text: str, *, add_special: bool) -> 
     ids = np.empty(len(raw) + 8, np.int32)
     n = lib.llama_tokenize(vocab, raw, len(raw), ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)), len(ids), add_special, True)
     if n < 0:
-        raise EngineError(f"llama.cpp cannot tokenize a prompt of {len(raw)} bytes")
+        raise EngineError(f"llama.cpp cannot tokenize a prompt of {len(raw)} bytes: shorten it")
     return ids[:n].copy()

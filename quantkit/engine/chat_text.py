@@ -60,14 +60,15 @@ def read_conversations(text: bytes) -> list[Sequence[Mapping[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"expected one conversation in JSON in line {i} of the chat corpus, got: {error}") from error
+            raise InputError(f"expected one conversation in JSON in line {i} of the chat corpus, got: {error}; correct the "
+                             "line") from error
         messages = value.get("messages") if isinstance(value, dict) else value
         if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
             raise InputError(f'expected {{"messages": [{{"role": "user", "content": "..."}}, ...]}} in line {i} of the chat '
-                             "corpus, got something else")
+                             "corpus, got something else: correct the line")
         found.append(messages)
     if not found:
-        raise InputError("expected conversations in the chat corpus, found none")
+        raise InputError("expected conversations in the chat corpus, found none: write one a line")
     return found
 
 

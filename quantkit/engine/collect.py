@@ -96,7 +96,8 @@ class Collector:
     def __init__(self) -> None:
         lib = load_library()
         if ctypes.sizeof(Tensor) != _TENSOR_BYTES:
-            raise EnvironmentFault(f"expected ggml_tensor of {_TENSOR_BYTES} bytes, got {ctypes.sizeof(Tensor)} on this platform")
+            raise EnvironmentFault(f"expected ggml_tensor of {_TENSOR_BYTES} bytes, got {ctypes.sizeof(Tensor)} on this platform: "
+                                   "importances cannot be collected here; pass a matrix with --imatrix")
         self._ggml = ggml_base(lib)
         ops = {self._ggml.ggml_op_name(i): i for i in range(64)}
         self._mul_mat, self._mul_mat_id = ops[b"MUL_MAT"], ops[b"MUL_MAT_ID"]

@@ -102,7 +102,8 @@ class Chooser:
         if position - self._n_prompt in self._watch:
             self.rows[position - self._n_prompt] = row.copy()
         if not np.isfinite(row.max()):  # NaN wins every maximum; -inf is a masked token
-            raise EngineError(f"expected finite logits, got a row that is not, at position {position}")
+            raise EngineError(f"expected finite logits, got a row that is not, at position {position}: the file or its source is "
+                              "damaged; make it again")
         return choose(row, position, self._sampler)
 
 

@@ -42,7 +42,7 @@ def simulate(state: WorkerState, path: Path, n_ctx: Sequence[int], kv_type: str,
     lib = load_library()
     model = _load_empty(lib, path)
     if not model:
-        raise EngineError(f"llama.cpp cannot simulate {path}: {tap.last_error()}")
+        raise EngineError(f"llama.cpp cannot simulate {path}: {tap.last_error()}; make or fetch the file again")
     try:
         return [_simulate_context(lib, model, path, n, kv_type, n_ubatch) for n in n_ctx]
     finally:
@@ -88,7 +88,7 @@ def _simulate_context(lib: Any, model: Any, path: Path, n_ctx: int, kv_type: str
     lines, tap.all_lines = tap.all_lines, None
     if not context:
         raise EngineError(f"llama.cpp cannot simulate a context of {n_ctx} tokens with a {kv_type} cache for {path}: "
-                          f"{tap.last_error()}")
+                          f"{tap.last_error()}; choose a shorter context or another cache type")
     compute = sum(b.size_bytes for b in tap.buffers if b.kind in {"compute", "output"})
     lib.llama_free(context)
     kv, recurrent = read_cache_sizes(lines)

@@ -246,7 +246,8 @@ def check_finite(tiers: Sequence[Rows], paths: Sequence[Path]) -> None:
         if bad.any():
             row = rows[np.flatnonzero(bad)[0]]
             who = path.name if np.isfinite(row["nll_base"]) else "the base"
-            raise EngineError(f"expected finite logits, got a row that is not: {who}, chunk {row['chunk']}, position {row['pos']}")
+            raise EngineError(f"expected finite logits, got a row that is not: {who}, chunk {row['chunk']}, position {row['pos']}; "
+                              "make the file again")
 
 
 def check_vocabulary(base: Model, tier: Model) -> None:
@@ -257,7 +258,7 @@ def check_vocabulary(base: Model, tier: Model) -> None:
 
 def _vocabulary_message(n_vocab: int, tier: Model) -> str:
     return (f"{tier.path.name} is not a tier of this base: expected the base's vocabulary ({n_vocab} tokens), found "
-            f"{tier.n_vocab} tokens or another BOS rule")
+            f"{tier.n_vocab} tokens or another BOS rule; audit it against its own base")
 
 
 # Commands.

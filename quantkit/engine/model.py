@@ -56,7 +56,7 @@ class Model:
         self.handle: Any = (_load_splits(lib, splits, params) if splits
                             else lib.llama_model_load_from_file(native_path(path), params))
         if not self.handle:
-            raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}")
+            raise EngineError(f"llama.cpp cannot load {path}: {tap.last_error()}; make or fetch the file again")
         self._vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
         self.n_embd = int(lib.llama_model_n_embd(self.handle))
@@ -72,9 +72,10 @@ class Model:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            raise InputError(f"expected a UTF-8 text, found byte 0x{text[error.start]:02x} at offset {error.start}") from error
+            raise InputError(f"expected a UTF-8 text, found byte 0x{text[error.start]:02x} at offset {error.start}: convert "
+                             "the text") from error
         if len(text) >= 2**31:
-            raise InputError(f"expected a text below 2 GiB, got {len(text)} bytes")
+            raise InputError(f"expected a text below 2 GiB, got {len(text)} bytes: use a part of it")
         ids = np.empty(len(text) // 2 + 16, np.int32)  # mostly enough, so that the text is tokenized once
         n = self._tokenize(text, ids, add_special, parse_special)
         if n < 0:

@@ -99,7 +99,7 @@ def dry_run(state: WorkerState, *, source: Path, ftype: int, imatrix_names: tupl
     finally:
         tap.all_lines = None
     if status != 0:
-        raise EngineError(f"llama.cpp cannot plan {source.name}: {tap.last_error()}")
+        raise EngineError(f"llama.cpp cannot plan {source.name}: {tap.last_error()}; convert the model again")
     found, n_tensors = {}, -1
     for line in lines:
         if match := _TENSOR_LINE.match(line):
@@ -139,7 +139,7 @@ def quantize(state: WorkerState, *, source: Path, target: Path, ftype: int, n_th
         if (progress := _read_progress()) is not None:
             yield progress
     if status != [0]:
-        raise EngineError(f"llama.cpp cannot quantize {source.name}: {tap.last_error()}")
+        raise EngineError(f"llama.cpp cannot quantize {source.name}: {tap.last_error()}; read the step's log")
 
 
 def dequantize(state: WorkerState, *, source: Path, target: Path, n_threads: int) -> None:
@@ -156,7 +156,7 @@ def dequantize(state: WorkerState, *, source: Path, target: Path, n_threads: int
     arguments = Arguments(lib, ftype=_ALL_F32, n_threads=n_threads, patterns={}, imatrix={}, metadata={})
     arguments.params.allow_requantize = True
     if lib.llama_model_quantize(native_path(source), os.fsencode(target), ctypes.byref(arguments.params)) != 0:
-        raise EngineError(f"llama.cpp cannot write {source.name} as F32: {tap.last_error()}")
+        raise EngineError(f"llama.cpp cannot write {source.name} as F32: {tap.last_error()}; read the step's log")
 
 
 def _read_progress() -> QuantizeProgress | None:

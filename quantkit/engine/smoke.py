@@ -139,7 +139,7 @@ def _wait_for(server: Any, thread: threading.Thread) -> None:
     deadline = time.monotonic() + _START_S
     while not server.started:
         if not thread.is_alive() or time.monotonic() > deadline:
-            raise EngineError("the server of llama-cpp-python did not start")
+            raise EngineError("the server of llama-cpp-python did not start: read the step's log")
         time.sleep(0.05)
 
 

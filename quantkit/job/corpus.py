@@ -69,7 +69,7 @@ def locate_corpus(corpus: Corpus, explicit: Path | None = None) -> Path | None:
     if explicit is not None:
         path = explicit / corpus.file if explicit.is_dir() else explicit
         if not path.is_file():
-            raise CorpusError(f"expected the text {corpus.name} at {path}, found no file there")
+            raise CorpusError(f"expected the text {corpus.name} at {path}, found no file there: correct the path")
         return _checked(path, corpus)
     for folder in _folders():
         if (folder / corpus.file).is_file():

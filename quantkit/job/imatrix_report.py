@@ -55,7 +55,7 @@ def read_report(path: Path, base: Path | None = None) -> ImatrixReport:
         ImatrixError: it is none, or is damaged. GgufError: the base is no model.
     """
     if base is not None and is_same_file(path, base):
-        raise ImatrixError(f"expected an importance matrix and the model that it is for, got {path} for both")
+        raise ImatrixError(f"expected an importance matrix and the model that it is for, got {path} for both: give two files")
     imatrix = read_imatrix(path)
     return ImatrixReport(file=path.name, sha256=sha256_file(path), legacy=imatrix.legacy, datasets=base_names(imatrix.datasets),
                          chunk_count=imatrix.chunk_count, chunk_size=imatrix.chunk_size, tensors=describe_importances(imatrix),

@@ -62,7 +62,7 @@ def split_model(source: Path, trunk: Path | None, head: Path | None, *, force: b
     if model.n_nextn == 0:
         raise InputError(f"expected a model with an MTP head, found no NextN block in {source}: there is nothing to split off")
     if model.is_head_only:
-        raise InputError(f"expected a model with a trunk, found only an MTP head in {source}")
+        raise InputError(f"expected a model with a trunk, found only an MTP head in {source}: give the whole model")
     outputs = [path for path in (trunk, head) if path is not None]
     if trunk is not None and head is not None and is_same_file(trunk, head):
         raise InputError(f"expected two files for trunk and head, got {trunk} for both: choose another path for one of them")

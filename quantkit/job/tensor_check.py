@@ -83,7 +83,8 @@ def check_quantized(source: GgufHeader, target: Path, expected_types: Mapping[st
     errors = []
     for tensor in source.tensors:
         if found[tensor.name].shape != tensor.shape:
-            raise EngineError(f"{target.name}: expected shape {tensor.shape} for {tensor.name}, found {found[tensor.name].shape}")
+            raise EngineError(f"{target.name}: expected shape {tensor.shape} for {tensor.name}, found "
+                              f"{found[tensor.name].shape}; write it again")
         if found[tensor.name].type.name != tensor.type.name:
             errors.append(measure_error(source, tensor, written, found[tensor.name]))
             _check_error(errors[-1])

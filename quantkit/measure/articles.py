@@ -91,7 +91,8 @@ def chunk_indices(rule: Literal["all", "spread", "first"], n_chunk: int, n_total
     if rule == "all":
         return np.arange(n_total, dtype=np.int64)
     if not 1 <= n_chunk <= n_total:
-        raise InputError(f"expected a number of chunks from 1 to the text's {n_total}, got {n_chunk}")
+        raise InputError(f"expected a number of chunks from 1 to the text's {n_total}, got {n_chunk}: ask for fewer, or use a "
+                         "longer text")
     i = np.arange(n_chunk, dtype=np.int64)
     return i if rule == "first" else (2 * i + 1) * n_total // (2 * n_chunk)
 

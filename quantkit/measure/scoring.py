@@ -170,7 +170,7 @@ def _check_shapes(base: Logits, targets: Ints, tiers: Sequence[Logits]) -> None:
     if n_row and not (int(targets.min()) >= 0 and int(targets.max()) < n_vocab):
         raise InputError(
             f"expected targets from 0 to {n_vocab - 1}, got {int(targets.min())} to {int(targets.max())}: "
-            "the text was tokenized with another vocabulary"
+            "the text was tokenized with another vocabulary; audit the file again"
         )
 
 

@@ -56,7 +56,7 @@ def compare_run_folders(paths: Sequence[Path]) -> Comparison:
         InputError: fewer than two runs, a run twice, or runs of another base, text or evaluation.
     """
     if len({path.resolve() for path in paths}) < 2:
-        raise InputError("expected two different run directories or more to compare")
+        raise InputError("expected two different run directories or more to compare, got fewer: name them all")
     runs = dict(zip(_names(paths), map(read_run, paths), strict=True))
     check_comparable({name: {"base sha256": data.header.base_sha256, "token ids sha256": data.header.token_ids_sha256,
                              "eval_id": data.header.eval_id} for name, data in runs.items()})

@@ -50,9 +50,9 @@ class Cursor:
         self._window = b""
         self._start = 0
 
-    def fail(self, message: str) -> GgufError:
-        """The error to raise, with the file's path before the message."""
-        return GgufError(f"{self._path}: {message}")
+    def fail(self, message: str, then: str = "fetch or convert the file again") -> GgufError:
+        """The error to raise, with the file's path before the message and what to do after it."""
+        return GgufError(f"{self._path}: {message}; {then}")
 
     def require(self, n_bytes: int) -> None:
         """Refuse what cannot be there, before anything is read or allocated for it."""
@@ -62,7 +62,7 @@ class Cursor:
             raise self.fail(f"expected a header of at most {format_bytes(MAX_HEADER_BYTES)}, but {self.doing} goes beyond: "
                             "the file is damaged or not a model")
         raise self.fail(f"{self.doing} needs {n_bytes} bytes at byte {self.at}, but the file ends at byte {self.size}: "
-                        "it is truncated or damaged; fetch or write it again")
+                        "it is truncated or damaged", "fetch or write it again")
 
     def take(self, n_bytes: int) -> bytes:
         """The next bytes."""
@@ -115,4 +115,4 @@ class Cursor:
     def _load(self, n_bytes: int) -> None:
         self._window, self._start = os.pread(self._handle, max(n_bytes, _WINDOW), self.at), self.at
         if len(self._window) < n_bytes:
-            raise self.fail(f"the file became shorter while it was read, at byte {self.at}: wait until it is complete")
+            raise self.fail(f"the file became shorter while it was read, at byte {self.at}", "wait until it is complete")

@@ -118,7 +118,7 @@ def _check_split(parts: Sequence[Part]) -> None:
                 raise GgufError(f"{part.path}: expected {key} {expected}, got {part.metadata.get(key, 'no such key')}: "
                                 "the shards are of different splits")
         if part.big_endian != first.big_endian:
-            raise GgufError(f"{part.path}: expected the byte order of {first.path.name}, got the other one")
+            raise GgufError(f"{part.path}: expected the byte order of {first.path.name}, got the other one: split the model again")
     seen = set()
     for tensor in (t for p in parts for t in p.tensors):
         if tensor.name in seen:

@@ -106,11 +106,11 @@ def read_part(path: Path, budget: Budget | None = None) -> Part:
     """
     try:
         if path.exists() and not path.is_file():
-            raise GgufError(f"{path}: expected a GGUF file, got a folder or a device")
+            raise GgufError(f"{path}: expected a GGUF file, got a folder or a device: give the file itself")
         with path.open("rb", buffering=0) as file:
             return _parse(path, Cursor(path, file.fileno(), os.fstat(file.fileno()).st_size, budget))
     except OSError as error:
-        raise GgufError(f"{path}: cannot be read: {error.strerror}") from error
+        raise GgufError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from error
 
 
 def _parse(path: Path, cursor: Cursor) -> Part:
@@ -141,7 +141,7 @@ def _parse(path: Path, cursor: Cursor) -> Part:
 def _read_version(cursor: Cursor) -> tuple[int, bool]:
     """Magic, version and byte order. The magic reads the same in both orders; the version does not."""
     if not cursor.size:
-        raise cursor.fail("expected a GGUF file, got an empty one: fetch or write it again")
+        raise cursor.fail("expected a GGUF file, got an empty one", "fetch or write it again")
     magic = cursor.take(4)
     if magic != _MAGIC:
         raise cursor.fail(f"expected the first four bytes {_MAGIC!r}, got {magic!r}, {_NOT_GGUF.get(magic, 'not a GGUF file')}")
@@ -151,8 +151,8 @@ def _read_version(cursor: Cursor) -> tuple[int, bool]:
     cursor.order = ">" if big_endian else "<"
     version = int.from_bytes(raw, "big" if big_endian else "little")
     if version not in (2, 3):
-        raise cursor.fail(f"expected GGUF version 2 or 3, got {version}"
-                          + (": GGUFv1 is no longer supported; convert the original model again" if version == 1 else ""))
+        raise cursor.fail(f"expected GGUF version 2 or 3, got {version}{': GGUFv1 is no longer supported' if version == 1 else ''}",
+                          "convert the original model again")
     return version, big_endian
 
 
@@ -243,7 +243,7 @@ def _read_tensor(cursor: Cursor, part: int) -> TensorInfo:
     type_ = TENSOR_TYPES_BY_ID.get(type_id)
     if type_ is None:
         raise cursor.fail(f"{cursor.doing} has the unknown type id {type_id}: it was removed from llama.cpp, or is newer than "
-                          "the pinned version")
+                          "the pinned version", "choose a file of other types")
     if shape[0] % type_.block_size:
         raise cursor.fail(f"expected rows of {cursor.doing} to be divisible by {type_.block_size}, the block of {type_.name}, "
                           f"got {shape[0]} elements")
@@ -265,7 +265,7 @@ def _check_layout(cursor: Cursor, tensors: Sequence[TensorInfo], alignment: int)
         end, before = tensor.offset + tensor.size_bytes, name
         if end > cursor.size:
             raise cursor.fail(f"tensor {name} ends at byte {end}, but the file ends at byte {cursor.size}: "
-                              "it is truncated or damaged; fetch or write it again")
+                              "it is truncated or damaged", "fetch or write it again")
 
 
 def _shown(text: str) -> str:

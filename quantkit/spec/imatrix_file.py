@@ -86,7 +86,8 @@ def read_imatrix(path: Path) -> Imatrix:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ImatrixError(f"expected an importance matrix at {path}, but it cannot be read: {error.strerror}; check the path") from error
+        raise ImatrixError(f"expected an importance matrix at {path}, but it cannot be read: {error.strerror}; check "
+                           "the path") from error
     if magic == b"GGUF":
         return _read_gguf(path)
     legacy = read_legacy(path)
@@ -154,7 +155,8 @@ def merge(a: Imatrix, b: Imatrix) -> Imatrix:
         raise ImatrixError(f"cannot merge matrices of different chunk sizes, got {a.chunk_size} and {b.chunk_size} tokens: "
                            "collect one of them again")
     if only_in_one := sorted(a.entries.keys() ^ b.entries.keys()):
-        raise ImatrixError(f"cannot merge matrices of different models: {_names(only_in_one)} in one of them only; collect both from one base")
+        raise ImatrixError(f"cannot merge matrices of different models: {_names(only_in_one)} in one of them only; "
+                           "collect both from one base")
     if other := [n for n, e in a.entries.items() if e.in_sum2.shape != b.entries[n].in_sum2.shape]:
         raise ImatrixError(f"cannot merge matrices of different models: {_names(other)} of other shapes, the first "
                            f"{a.entries[other[0]].in_sum2.shape} and {b.entries[other[0]].in_sum2.shape}")

@@ -235,14 +235,15 @@ def _read_header(path: Path) -> tuple[dict[str, _Place], dict[str, str]]:
             size_bytes = path.stat().st_size
             length = int.from_bytes(file.read(_LENGTH), "little")
             if not 2 <= length <= min(_LARGEST_HEADER, size_bytes - _LENGTH):
-                raise InputError(f"{path} is not a reference pack: expected a safetensors file of quantkit, found no header of one")
+                raise InputError(f"{path} is not a reference pack: expected a safetensors file of quantkit, found no header of one; make one with "
+                             "`quantkit refpack make`")
             entries = json.loads(file.read(length))
         metadata = entries.pop("__metadata__", {})
         places = dict(_places(entries, _LENGTH + length, size_bytes))
         if not all(isinstance(item, str) for pair in metadata.items() for item in pair):
             raise TypeError("metadata that is not text")
     except OSError as error:
-        raise InputError(f"cannot read the reference pack {path}: {error.strerror}") from error
+        raise InputError(f"cannot read the reference pack {path}: {error.strerror}; check the path") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read: {error}") from error
     return places, metadata

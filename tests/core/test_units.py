@@ -36,4 +36,4 @@ def test_anything_else_is_refused(text: str) -> None:
 
 @given(st.integers(0, 10**15))
 def test_what_is_written_is_read_back_within_its_two_decimals(size_bytes: int) -> None:
-    assert parse_bytes(format_bytes(size_bytes)) == pytest.approx(size_bytes, rel=0.0051)
+    assert abs(parse_bytes(format_bytes(size_bytes)) - size_bytes) <= 0.005 * size_bytes + 1  # a part of a byte is dropped

@@ -22,7 +22,8 @@ from quantkit.report.run_data import read_run
 from tests.gguf_factory import tiny_model
 from tests.report.run_factory import make_run
 
-HOSTILE = ["<script>alert(1)</script>", "a|b", "---", "\n---\nlicense: mit\n", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", " =1", "＝1+1",
+HOSTILE = ["<script>alert(1)</script>", "a|b", "---", "\n---\nlicense: mit\n", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)",
+           " =1", "＝1+1",
            "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "line\nline\r\nline", "\u202egpj.exe", "\u2066\u2069\u200b", "\u2028\u2029\x85",
            "`code` ![i](http://e.vil/x) [l](javascript:x)", "<!-- quantkit:end -->", "&lt;b&gt;", "{{ 7*7 }}", "%n%s",
            "\ufffe\uffff\ufdd0", "\udcff", "\0", "\t=1+1"]

@@ -51,7 +51,7 @@ def read_listing(data: bytes, where: str) -> Listing:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a manifest at {where}, got something that is not JSON") from error
+        raise InputError(f"expected a manifest at {where}, got something that is not JSON: fetch it again") from error
     if not isinstance(value, dict) or not _is_hash(value.get("result_id")) or not isinstance(value.get("files"), dict):
         raise InputError(f"expected a manifest of a measured run at {where}, with result_id and files, got something else: "
                          "run it to its end first")
