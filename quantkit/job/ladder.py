@@ -40,6 +40,7 @@ from quantkit.job.session import Session as Session
 from quantkit.job.session import base_stem, tier_file_name
 from quantkit.job.session import open_session as open_session
 from quantkit.job.smoke import smoke_path, smoke_tier
+from quantkit.job.source import keep_source
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix
 from quantkit.spec.json_records import record_to_json
@@ -102,6 +103,7 @@ def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequ
             subject = read_subject(file, file.stem)
             subjects.append(dataclasses.replace(subject, name=_free_name(session, subject)))
             session.tiers[subjects[-1].name] = _subject_record(subjects[-1])
+            keep_source(session.run, subjects[-1])
         session.measure(subjects)
         return session.finish()
 
