@@ -154,10 +154,9 @@ def main() -> None:
             files = write_files(pool, args.base, protocol, done, matrix, args.output / "files", progress)
             found = measure(pool, args.base, files, protocol, done)
     total = time.perf_counter() - start
-    print(f"search of {len(wants)} budgets: {wall:.0f} s, with files written and measured {total:.0f} s, load {load:.1f} at its start "
-          f"and {os.getloadavg()[0]:.1f} at the end, "
-          f"{os.cpu_count()} cores; {done.result.n_trials} of {done.result.n_pairs} pairs measured on "
-          f"{len(done.result.search_chunks)} chunks; {len(done.result.report_chunks)} report chunks\n")
+    print(f"search of {len(wants)} budgets: {wall:.0f} s, with files written and measured {total:.0f} s, load {load:.1f} at its "
+          f"start and {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores; {done.result.n_trials} of {done.result.n_pairs} "
+          f"pairs measured on {len(done.result.search_chunks)} chunks; {len(done.result.report_chunks)} report chunks\n")
     print_table(done, files, found)
     print_additivity(done, found)
 

@@ -48,6 +48,9 @@ def test_an_audit_against_a_pack_says_so_beside_the_number(base: Path, pack: Pat
         rows = {row["tier"]: row for row in csv.DictReader(file)}
     assert rows["m-BF16"]["notes"].startswith("ref: pack, mass 0.9")
     assert rows["BF16"]["notes"] == ""
+    assert [rows["m-BF16"][name] for name in ("ref", "ref_mass", "kld_shortfall")] == ["pack", "0.9", "0.0"]
+    assert run(["verify", str(tmp_path / "run"), "--remeasure", "1", "--seed", "1", "--ref", str(pack)]) == 0
+    assert "m-BF16 is not in the bundle" in capsys.readouterr().out
 
 
 def test_an_audit_needs_a_base_or_a_pack(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,3 +58,11 @@ def test_an_audit_needs_a_base_or_a_pack(base: Path, tmp_path: Path, capsys: pyt
     assert code == 2
     assert "'--base', or '--ref'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["--ref", "{pack}"], ["--remeasure", "1", "--ref", "{pack}", "-b", "{base}"],
+                                   ["--regenerate", "--ref", "{pack}"]])
+def test_a_pack_is_for_remeasuring_and_for_nothing_else(base: Path, pack: Path, tmp_path: Path, words: list[str],
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(tmp_path), *(word.format(pack=pack, base=base) for word in words)]) == 2
+    assert "--ref PACK" in capsys.readouterr().err

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from quantkit.cli.search import _row, _wants, search
+from quantkit.cli.search import _row, _text, _wants, search
 from quantkit.core.errors import ProtocolError
 from quantkit.spec.protocol import load_protocol
-from tests.spec.test_search_records import PROPOSAL
+from quantkit.spec.search_records import SearchReference
+from tests.spec.test_search_records import PROPOSAL, RESULT
 
 
 def test_budgets_come_in_three_ways_and_the_ladder_leaves_out_8_bits() -> None:
@@ -43,8 +45,18 @@ def test_what_stands_in_the_way_is_named() -> None:
     blocked = dataclasses.replace(PROPOSAL.obligations[0], name="ln_ppl_ratio", verdict="not shown")
     proposal = dataclasses.replace(PROPOSAL, label="incomparable", obligations=(*PROPOSAL.obligations, blocked))
     assert _row(proposal)[-1] == "incomparable: ln_ppl_ratio not shown"
+    needed = dataclasses.replace(proposal, obligations=(dataclasses.replace(blocked, n_chunk_needed=310),))
+    assert _row(needed)[-1] == "incomparable: ln_ppl_ratio not shown (about 310 chunks would settle it)"
+
+
+def test_packs_are_named_below_the_table() -> None:
+    reference = SearchReference(corpus="t", file="ref.safetensors", sha256="f", mass=0.9999, max_ids=9)
+    text = _text(dataclasses.replace(RESULT, references=(reference,)), "md")
+    assert text.endswith("\nref: pack: every KLD is a lower bound, against ref.safetensors (mass 0.9999)\n")
+    assert "ref: pack" not in _text(RESULT, "md")
+    assert json.loads(_text(dataclasses.replace(RESULT, references=(reference,)), "json"))["references"][0]["mass"] == 0.9999
 
 
 def test_help_names_every_way_of_giving_a_budget() -> None:
     text = CliRunner().invoke(search, ["--help"]).output
-    assert all(option in text for option in ("--size", "--bpw", "--match", "--ladder", "--quick"))
+    assert all(option in text for option in ("--size", "--bpw", "--match", "--ladder", "--quick", "--ref"))
