@@ -7,6 +7,7 @@ stand where the run's own state stands, or be something other than evidence, is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
 _SUFFIXES = {".csv", ".dat", ".gguf", ".html", ".json", ".md", ".parquet", ".png", ".svg", ".toml", ".txt", ".xml"}
-_REFPACK = "ref.safetensors"  # the reference pack that a bundle may hold
+_REFPACK = re.compile(r"ref(-[^/]+)?\.safetensors")  # reference packs that a bundle may hold, ref-TEXT of a further text
 _STORE = {"bundles", "rejected"}  # folders of a gate's store, which holds bundles and is none
 _LONGEST_PART = 255
 _MAX_FILES = 100_000
@@ -91,7 +92,7 @@ def name_problem(name: str) -> str | None:
         return f"{shown} is hidden or scratch"
     if parts[0] in _STORE or not is_bundle_file(name):
         return f"{shown} is a run's own state"
-    if PurePosixPath(name).suffix not in _SUFFIXES and name != _REFPACK:
+    if PurePosixPath(name).suffix not in _SUFFIXES and not _REFPACK.fullmatch(name):
         return f"{shown} is of no kind that a bundle holds ({', '.join(sorted(_SUFFIXES))})"
     return None
 

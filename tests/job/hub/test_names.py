@@ -14,7 +14,8 @@ HASH = "0f" * 32
 
 
 @pytest.mark.parametrize("name", ["protocol.toml", "plan/Q8_0.json", "quants/my model (é).gguf", "report/a.b.svg", "smoke/x.json",
-                                  "audit/Q4_K_M/rows.parquet", "imatrix.dat", "ref.safetensors"])
+                                  "audit/Q4_K_M/rows.parquet", "imatrix.dat", "ref.safetensors",
+                                  "ref-half.txt.safetensors"])
 def test_names_of_a_bundle(name: str) -> None:
     assert name_problem(name) is None
 
@@ -30,7 +31,7 @@ def test_names_of_a_bundle(name: str) -> None:
     ("x.json~", "hidden or scratch"), ("a./x.json", "hidden or scratch"), ("x.json ", "hidden or scratch"),
     ("logs/quantize.txt", "own state"), ("parts/quantize/Q8_0.json", "own state"), ("rejected/x.json", "own state"),
     ("manifest.json", "own state"), ("run.json", "own state"),
-    ("id_rsa", "of no kind"), ("x.py", "of no kind"), ("model.safetensors", "of no kind"), ("x.gguf.log", "of no kind")])
+    ("id_rsa", "of no kind"), ("x.py", "of no kind"), ("model.safetensors", "of no kind"), ("audit/ref.safetensors", "of no kind"), ("x.gguf.log", "of no kind")])
 def test_names_of_no_bundle(name: str, expected: str) -> None:
     assert expected in str(name_problem(name))
 
