@@ -18,7 +18,7 @@ from quantkit.spec.imatrix_file import Imatrix
 from quantkit.spec.json_records import record_to_json
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import Coverage, check_coverage
-from quantkit.spec.plan_rules import bits, count_rule_uses
+from quantkit.spec.plan_rules import RuleUse, bits, count_rule_uses
 from quantkit.spec.protocol import Protocol
 from quantkit.spec.tensor_types import FTYPES
 
@@ -41,8 +41,11 @@ def look_at_plans(case: Case) -> Iterator[Finding]:
             yield problem(f"plan {tier.name}", refused[tier.name], "correct the protocol")
             continue
         plan = next(p for p in plans if p.tier == tier.name)
+        uses = [] if case.protocol.plan.ladder == "stock" else count_rule_uses(case.base_model, tier, case.protocol.plan)
         found = f"{plan.bpw:.4f} bpw, {format_bytes(plan.tensor_bytes)}"
-        if faults := [*_low_output(plan), *_idle_rules(case, plan), *_misordered(plan, plans)]:
+        if unmatched := [use.label for use in uses if not use.n_reached]:  # optional ones, or they were refused
+            found += f"; optional, and matching nothing here: {_named(unmatched)}"
+        if faults := [*_low_output(plan), *_idle_rules(uses), *_misordered(plan, plans)]:
             yield warning(f"plan {tier.name}", f"{found}. {'; '.join(text for text, _ in faults)}", "; ".join(
                 dict.fromkeys(fix for _, fix in faults)))
         else:
@@ -58,11 +61,8 @@ def _low_output(plan: Plan) -> Iterator[tuple[str, str]]:
                    f"add a rule for output.weight with at_least = \"Q5_K\" to tier {plan.tier}")
 
 
-def _idle_rules(case: Case, plan: Plan) -> Iterator[tuple[str, str]]:
+def _idle_rules(uses: Sequence[RuleUse]) -> Iterator[tuple[str, str]]:
     """A rule that names a type for tensors which all get it from others. A floor that others reach anyway is no fault."""
-    if case.protocol.plan.ladder == "stock":
-        return
-    uses = count_rule_uses(case.base_model, case.protocol.plan.tier(plan.tier), case.protocol.plan)
     idle = [use.label for use in uses if use.is_own and use.rule.type and use.n_reached and not use.n_decided]
     if idle:
         yield (f"{_named(idle)}: decides no tensor's type, other rules overlap it", "narrow the rules that overlap, or take it out")

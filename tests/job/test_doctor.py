@@ -295,6 +295,12 @@ def test_what_was_probably_meant_otherwise(tmp_path: Path, tied: bool, rules: tu
     assert words in table.lines["plan Q4_K_M"].found
 
 
+def test_optional_rules_that_match_nothing_are_named(base: Path) -> None:
+    line = look(base, with_tiers("Q8_0")).lines["plan Q8_0"]
+    assert line.state == "ok"
+    assert "optional, and matching nothing here: common rule 1: blk.*.ssm_alpha.weight at least Q8_0, common rule 2" in line.found
+
+
 def test_tiers_that_do_not_fall(base: Path) -> None:
     line = look(base, with_tiers("Q6_K", "Q8_0")).lines["plan Q8_0"]
     assert (line.state, "no smaller than Q6_K before it" in line.found) == ("warning", True)
