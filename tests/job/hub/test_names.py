@@ -31,7 +31,8 @@ def test_names_of_a_bundle(name: str) -> None:
     ("x.json~", "hidden or scratch"), ("a./x.json", "hidden or scratch"), ("x.json ", "hidden or scratch"),
     ("logs/quantize.txt", "own state"), ("parts/quantize/Q8_0.json", "own state"), ("rejected/x.json", "own state"),
     ("manifest.json", "own state"), ("run.json", "own state"),
-    ("id_rsa", "of no kind"), ("x.py", "of no kind"), ("model.safetensors", "of no kind"), ("audit/ref.safetensors", "of no kind"), ("x.gguf.log", "of no kind")])
+    ("id_rsa", "of no kind"), ("x.py", "of no kind"), ("model.safetensors", "of no kind"), ("x.gguf.log", "of no kind"),
+    ("audit/ref.safetensors", "of no kind")])
 def test_names_of_no_bundle(name: str, expected: str) -> None:
     assert expected in str(name_problem(name))
 
