@@ -170,7 +170,7 @@ def _speed_table(data: RunData) -> list[str]:
 
 def _tier(row: TableRow, data: RunData, root: str) -> str:
     """The tier's name, linked to its file where that is part of the bundle."""
-    name, file = md_text(row.tier) + " †" * bool(row.substituted), f"quants/{base_name(row.file)}"
+    name, file = md_text(row.tier) + " †" * bool(row.substituted) + " ‡" * bool(row.reference), f"quants/{base_name(row.file)}"
     return f"[{name}]({_link(root + file)})" if not row.is_base and file in data.manifest["files"] else name
 
 
@@ -200,6 +200,7 @@ def _notes(data: RunData) -> Sequence[str]:
     lines += [md_text(note) for note in speed_notes(data.speeds.values())]
     lines += [f"† {md_text(row.tier)}: {100 * row.substituted:.1f} % of parameters have another type than was asked for; believe "
               "its bpw, not its name." for row in data.tiers if row.substituted]
+    lines += [f"‡ {md_text(row.tier)}: {md_text('; '.join(row.reference.notes()))}" for row in data.tiers if row.reference]
     return [line for pair in ((text, "") for text in lines) for line in pair][:-1]
 
 

@@ -21,6 +21,7 @@ from quantkit.report.guidance import recommend
 from quantkit.report.run_data import read_run
 from tests.report.run_factory import change_json, make_plan, make_run
 from tests.report.test_run_report import add_verdicts
+from tests.report.test_table import PACK
 
 EVIL = "`x`|<script>alert(1)</script> [a](javascript:b) **b** <!-- quantkit:end --> https://e.vil @all \u202egpj $x$"
 
@@ -178,3 +179,15 @@ def test_a_substituted_or_collapsed_tier_is_never_recommended(tmp_path: Path) ->
     assert lines[0].startswith("Every card from 8 GiB up holds the file with the least KLD: Q4_K_M")
     (run.path / "base.json").unlink()
     assert recommend(read_run(run.path)) == []
+
+
+def test_a_tier_measured_against_a_pack_is_marked_on_the_card(run: RunFolder) -> None:
+    assert "‡" not in card_block(read_run(run.path))
+    change_json(run.summary("Q4_K_M"), ref=PACK.to_json())
+    data = read_run(run.path)
+    assert {row.tier: row.reference and row.reference.mass for row in data.tiers} == {"Q8_0": None, "Q4_K_M": 0.999, "IQ1_M": None}
+    text = card_block(data)
+    assert "| Q4_K_M ‡ |" in text
+    assert "mass 0.999: KLD is a lower bound, short by an estimated 2.13e" in text
+    assert "KLD of at least" in data.sentences["Q4_K_M"]
+    assert "KLD of at least" not in data.sentences["Q8_0"]
