@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from time import monotonic as read_clock
 from typing import NamedTuple
 
 from quantkit.engine.lockstep import Seat, blocks_of
@@ -37,16 +37,16 @@ def time_chunk(state: WorkerState, *, path: Path, settings: ContextSettings, off
     """
     state.close()
     blocks = blocks_of(settings.n_ctx, min(settings.n_batch, settings.n_ctx))
-    started = time.monotonic()
+    started = read_clock()
     seat = Seat(path, settings, offload, max(1, max(block.last - block.first for block in blocks)))
     try:
-        load_s = time.monotonic() - started
+        load_s = read_clock() - started
         passes: list[float] = []
         while len(passes) < 2 and sum(passes) < _ENOUGH_S:
-            started = time.monotonic()
+            started = read_clock()
             for block in blocks:
                 seat.decode(tokens, block)
-            passes.append(time.monotonic() - started)
+            passes.append(read_clock() - started)
     finally:
         seat.close()
     return ChunkTime(load_s=load_s, first_s=passes[0], decode_s=passes[-1])

@@ -21,8 +21,10 @@ from quantkit.core.files import (
     FolderLock,
     atomic_path,
     canonical_json,
+    find_leftovers,
     is_same_file,
     is_taken,
+    lock_holder,
     pretty_json,
     refuse_overwrite,
     remove_leftovers,
@@ -191,6 +193,7 @@ class TestTemp:
         left = temp_path(tmp_path / "x" / name)
         left.parent.mkdir()
         left.write_bytes(b"half")
+        assert find_leftovers(tmp_path) == [left]
         assert remove_leftovers(tmp_path) == [left]
         assert content(left.parent) == {}
 
@@ -334,7 +337,9 @@ class TestLock:
         with pytest.raises(RunLocked, match=rf"another process \(pid {other.pid}\) works in .*run: wait"), \
                 FolderLock(tmp_path / "run"):
             pytest.fail("two processes in one run directory")
+        assert lock_holder(tmp_path / "run") == str(other.pid)
         other.communicate()
+        assert lock_holder(tmp_path / "run") is None
         with FolderLock(tmp_path / "run"):
             assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
 
@@ -347,7 +352,10 @@ class TestLock:
             assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
 
     def test_stale_file_is_no_lock(self, tmp_path: Path) -> None:
+        assert lock_holder(tmp_path) is None
+        assert not (tmp_path / ".lock").exists()
         (tmp_path / ".lock").write_text("1\n a longer text that some older holder left")
+        assert lock_holder(tmp_path) is None
         with FolderLock(tmp_path):
             assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
         assert (tmp_path / ".lock").read_text() == ""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.core.errors import CorpusError
-from quantkit.job.corpus import cache_folder, explain_mismatch, find_corpus, join_rows, read_corpus
+from quantkit.job.corpus import cache_folder, explain_mismatch, find_corpus, join_rows, locate_corpus, read_corpus
 from quantkit.spec.protocol import Corpus, load_protocol
 
 TEXT = b" \n = A town = \n \n The town is old . \n It lies by a river . \n \n = = Trade = = \n \n \n Wool , mostly . \n \n"
@@ -121,6 +121,8 @@ class TestHub:
     def test_rows_become_the_file_and_stay_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = set_rows(monkeypatch, ROWS)
         cached = tmp_path / "cache" / "quantkit" / "corpora" / "text.raw"
+        assert locate_corpus(corpus_of()) is None
+        assert not cached.parent.exists()
         assert find_corpus(corpus_of()) == cached
         assert cached.read_bytes() == TEXT
         assert [path.name for path in cached.parent.iterdir()] == ["text.raw"]

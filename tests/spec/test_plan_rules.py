@@ -5,7 +5,8 @@ from typing import ClassVar
 import pytest
 
 from quantkit.core.errors import PlanError
-from quantkit.spec.protocol import Rule
+from quantkit.spec.plan_rules import count_rule_uses
+from quantkit.spec.protocol import PlanSpec, Rule, Tier
 from tests.spec.plan_models import resolve, rule, rules, tiny, types
 
 
@@ -214,6 +215,19 @@ class TestTied:
     def test_untied_they_are_two(self) -> None:
         found = types(resolve(tiny(), rule("token_embd.weight", "Q2_K"), rule("output.weight", "Q6_K")))
         assert (found["token_embd.weight"], found["output.weight"]) == ("Q2_K", "Q6_K")
+
+
+def test_uses_of_rules_are_counted() -> None:
+    own = (rule("blk.*.attn_v.weight", "Q6_K"), rule("blk.*.attn_v.weight", "Q8_0", layers="0-1"),
+           rule("blk.*.ffn_down.weight", at_least="Q2_K"), rule("output.weight", "Q6_K"), rule("nothing", "Q6_K", optional=True))
+    common = (rule("blk.*.ssm_alpha.weight", at_least="Q6_K"), rule("blk.*.attn_v.weight", "Q5_K"))
+    spec = PlanSpec(ladder="guarded", on_substitute="mark", mtp_mode="inside", mtp_type="", rules=common, tiers=())
+    tier = Tier(name="T", ftype="Q4_K_M", default="Q4_K", rules=own)
+    model = tiny(n_block=4, tied=True, more={"blk.0.ssm_alpha.weight": ((256, 32), "BF16")})
+    uses = count_rule_uses(model, tier, spec)
+    assert [(use.rule, use.is_own) for use in uses] == [(r, False) for r in common] + [(r, True) for r in own]
+    # the gate's own floor lies above the common one's type; the embedding is the output
+    assert [(use.n_reached, use.n_decided) for use in uses] == [(1, 1), (4, 0), (4, 2), (2, 2), (4, 0), (1, 1), (0, 0)]
 
 
 @pytest.mark.parametrize("type_", ["Q8_K", "Q8_1", "I32"])
