@@ -35,7 +35,7 @@ APART = "report/speed.manifest.json"  # the listing of what names a machine
 _NOT_LISTED = {"manifest.json", "run.json", ".lock", "label.json", APART}  # label.json: what a gate said of the bundle
 _CARDS = {"README.md", "report/README.md"}
 _IDENTITY = ("rows_version", "protocol", "base", "corpus", "token_ids_sha256", "further_corpora", "imatrix", "build", "tiers")
-_NOT_EVIDENCE = {"quants", "report"}  # tiers' files are in `tiers` by hash, dropped or not
+_NOT_EVIDENCE = {"quants", "report", "source"}  # tiers' files are in `tiers` by hash, dropped or not; a source is hearsay
 _COMPUTED = {"pairs.json", "slices.json"}
 
 

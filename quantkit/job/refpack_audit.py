@@ -37,6 +37,7 @@ from quantkit.job.refpack_parts import ChunkFolder
 from quantkit.job.refpack_texts import TextPack, check_base, check_one_base, evaluated_chunks, evaluation_of, open_packs
 from quantkit.job.rundir import RunFolder, open_run, read_json, write_json
 from quantkit.job.session import RunOptions, RunResult
+from quantkit.job.source import keep_source
 from quantkit.job.timing import TimedProgress
 from quantkit.measure.refpack import Shortfall, estimate_shortfall
 from quantkit.spec.gguf_header import read_header
@@ -215,6 +216,7 @@ class _PackAudit:
         known = self._tiers.setdefault(tier.name, dict.fromkeys(_RECORD))
         known.update(file=tier.path.name, size_bytes=tier.model.header.file_bytes, sha256=tier.sha256, bpw=tier.model.bpw,
                      bpw_core=tier.model.bpw_core)
+        keep_source(self._run, tier)
         missing = [audited for audited in self._texts if not self._is_measured(audited, tier)]
         if not missing:
             self._progress.note(f"audit {tier.name}: measured already")

@@ -1,6 +1,6 @@
 """A run directory: who may write in it, what it belongs to, and where things are.
 
-    run/ manifest.json  protocol.toml  plan/<tier>.json  imatrix.gguf  quants/*.gguf
+    run/ manifest.json  protocol.toml  plan/<tier>.json, or source/<tier>.json  imatrix.gguf  quants/*.gguf
          audit/<tier>/rows.parquet, summary.json, slices.json, floor.json  audit/pairs.json  report/...         <- the bundle
          audit/<tier>/<corpus>/...  audit/<corpus>/pairs.json                      <- the same of a second and later text
          run.json  logs/  parts/                                                   <- times, hardware, native logs, part files
@@ -68,6 +68,10 @@ class RunFolder:
 
     def plan(self, tier: str) -> Path:
         return self.path / "plan" / f"{_plain(tier)}.json"
+
+    def source(self, tier: str) -> Path:
+        """Where a file that came from elsewhere is from; it has this in a plan's place."""
+        return self.path / "source" / f"{tier}.json"
 
     def audited(self, tier: str) -> Path:
         """The folder of what was measured of a tier on this text."""

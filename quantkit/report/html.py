@@ -27,7 +27,7 @@ from quantkit.report.html_parts import (
     section,
     table,
 )
-from quantkit.report.html_plan import plan_details
+from quantkit.report.html_plan import plan_details, source_details
 from quantkit.report.not_measured import not_measured, verify_steps
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData
@@ -68,14 +68,22 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
     yield "pictures", "Pictures", [figure(picture) for picture in pictures.values()]
     if data.mtp:
         yield "mtp", "MTP heads", mtp_section(data.mtp)
-    if data.plans:
-        yield "plans", "Plans", [plan_details(data.plans[row.tier], data.run.plan(row.tier)) for row in data.tiers
-                                 if row.tier in data.plans]
+    if plans := [*_plans(data)]:
+        yield "plans", "Plans", plans
     yield "not-measured", "What was not measured", [bullets(not_measured(data))]
     yield "protocol", "Protocol", [_protocol_ids(data), details("protocol.toml", preformatted(data.protocol_text))]
     yield "evidence", "Evidence", [_evidence(data), _files(data)]
     yield "verify", "How to verify", [bullets(
         join([element("span", step.what), code(step.command)], " ") if step.command else step.what for step in verify_steps(data))]
+
+
+def _plans(data: RunData) -> Iterator[Html]:
+    """Each tier's plan, or where its file is from."""
+    for row in data.tiers:
+        if row.tier in data.plans:
+            yield plan_details(data.plans[row.tier], data.run.plan(row.tier))
+        elif row.source is not None:
+            yield source_details(row.tier, row.bpw, row.source)
 
 
 def _sentences(data: RunData) -> list[Html]:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from quantkit.job.parts import read_parquet
-from quantkit.report.plot_types import kind_of
 from quantkit.report.run_data import RunData, read_run
 from quantkit.report.table import COLUMNS
+from quantkit.spec.blocks import kind_of
 from quantkit.spec.plan_records import PlanRow
 from quantkit.spec.records import ROW_DTYPE, Estimate
 from quantkit.spec.verdict_records import PairVerdict
@@ -92,7 +92,7 @@ class Run:
     def plan(self) -> DataFrame:
         """One row a tensor and tier, in the order of the file; none of a tier that came without a plan."""
         records = [{"tier": plan.tier, "ftype": plan.ftype, **dataclasses.asdict(row), "n_elements": row.n_elements,
-                    "kind": kind_of(row)}
+                    "kind": kind_of(row.name, row.role)}
                    for tier in self.data.tiers if (plan := self.data.plans.get(tier.tier)) for row in plan.rows]
         return _records(records, ("tier", "ftype", *_PLAN_FIELDS, "n_elements", "kind"))
 

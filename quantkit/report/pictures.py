@@ -15,7 +15,7 @@ from quantkit.report.plot_size import COLLAPSED_KLD, Caption, Series, SizePoint,
 from quantkit.report.plot_slices import draw_slices
 from quantkit.report.plot_style import Picture
 from quantkit.report.plot_tail import TailCurve, draw_tail
-from quantkit.report.plot_types import draw_types
+from quantkit.report.plot_types import TypeColumn, draw_types
 from quantkit.report.run_data import RunData
 from quantkit.report.table import TableRow
 from quantkit.spec.records import Estimate
@@ -45,11 +45,18 @@ def draw_run(data: RunData) -> dict[str, Picture]:
     out["kld_tail"] = draw_tail(curves, caption)
     if data.slices:
         out["by_slice"] = draw_slices(data.slices, caption)
-    if plans := [data.plans[row.tier] for row in data.tiers if row.tier in data.plans]:
-        out["by_layer_types"] = draw_types(plans, caption)
+    if columns := [column for row in data.tiers if (column := _type_column(row, data)) is not None]:
+        out["by_layer_types"] = draw_types(columns, caption)
     if (heads := draw_mtp(data.mtp, caption)) is not None:
         out["mtp_matrix"] = heads
     return out
+
+
+def _type_column(row: TableRow, data: RunData) -> TypeColumn | None:
+    """What is known of a tier's types: its plan, or what lies in the file."""
+    if (plan := data.plans.get(row.tier)) is not None:
+        return TypeColumn.of_plan(plan)
+    return None if row.source is None else TypeColumn.of_source(row.tier, row.bpw, row.source)
 
 
 def draw_texts(texts: Sequence[RunData]) -> Picture:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from quantkit.core.errors import InputError
 from quantkit.job.fit import read_base
 from quantkit.job.rundir import RunFolder, read_json
+from quantkit.job.source import read_source
 from quantkit.report.mtp_report import read_results, read_speeds
 from quantkit.report.run_form import check_manifest, reading_records
 from quantkit.report.sentences import tier_sentences
@@ -25,6 +26,7 @@ from quantkit.spec.plan import Plan
 from quantkit.spec.protocol import Protocol, load_protocol
 from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import PackReference, reference_notes
+from quantkit.spec.source_facts import FileSource
 from quantkit.spec.speed_records import SpeedResult
 from quantkit.spec.verdict_records import Floor, Slices, Verdicts, WeightsKld
 
@@ -176,7 +178,13 @@ def _with_measures(run: RunFolder, row: TableRow, verdicts: Verdicts | None) -> 
     return dataclasses.replace(
         row, letters="" if row.is_base else letters.get(row.tier, ""), floor=floor.largest() if floor else None,
         floor_verdict=next((f for f in verdicts.floors if f.tier == row.tier), None) if verdicts and not row.is_base else None,
-        weights=None if row.is_base else _optional(WeightsKld, run.weights(row.tier)))
+        weights=None if row.is_base else _optional(WeightsKld, run.weights(row.tier)), source=_source(run, row))
+
+
+def _source(run: RunFolder, row: TableRow) -> FileSource | None:
+    """Where a file that came from elsewhere is from; a record of other bytes is none."""
+    held = None if row.is_base or run.plan(row.tier).exists() else read_source(run, row.tier)
+    return held if held is not None and held.sha256 == row.sha256 else None
 
 
 def _optional(kind: type[_Record], path: Path) -> _Record | None:

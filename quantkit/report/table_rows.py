@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quantkit.core.errors import InputError
 from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import PackReference
+from quantkit.spec.source_facts import FileSource
 from quantkit.spec.verdict_records import FloorVerdict, KernelFloor, WeightsKld
 
 
@@ -59,6 +60,7 @@ class TableRow:
         letters: of mean KLD; two tiers that share one are not told apart. "" where no pair was tested.
         reference: the reference pack that stood in base's place; KLD is then a lower bound. None where base itself was run.
         floor: the arithmetic that moves the same file the most; floor_verdict: the tier beside it; weights: its weights alone.
+        source: where a file without a plan is from, in its own words; None of a tier that was made here.
     """
 
     tier: str
@@ -77,6 +79,7 @@ class TableRow:
     floor: KernelFloor | None = None
     floor_verdict: FloorVerdict | None = None
     weights: WeightsKld | None = None
+    source: FileSource | None = None
 
 
 def order_rows(rows: Sequence[TableRow]) -> list[TableRow]:

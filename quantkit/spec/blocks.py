@@ -62,6 +62,11 @@ def role_of(name: str, n_trunk_block: int) -> Role:
     return "output" if name.startswith("output.") else "trunk"
 
 
+def kind_of(name: str, role: Role) -> str:
+    """What tensors of all blocks have in common: `token_embd`, `ffn_down` of whatever trunk block, or `MTP block`."""
+    return "MTP block" if role == "mtp" else _BLOCK.sub("", name).removesuffix(".weight")
+
+
 def count_blocks(header: GgufHeader, architecture: str) -> Blocks:
     """Trunk and MTP blocks. Tensors decide where the trunk ends; the keys only where there are no nextn tensors.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from quantkit.job.rundir import RunFolder, write_json
 from quantkit.report.escape import with_error
 from quantkit.report.html import report_html
 from quantkit.report.html_parts import Cell, Html, element, page, preformatted, table, text
+from quantkit.report.pictures import draw_run
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import read_run
 from quantkit.spec.verdict_records import FloorVerdict, PairVerdict
@@ -57,6 +59,37 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
     assert [set(a) for _, a in clean.tags] == [set(a) for _, a in dirty.tags]
     assert "alert(1)" in dirty.text
     assert "\u202e" not in dirty.text
+
+
+def test_a_foreign_file_is_told_by_its_source(tmp_path: Path) -> None:
+    count = {"kind": EVIL, "type": EVIL, "n_tensors": 3, "n_params": 0, "size_bytes": 1 << 20}
+    pages = []
+    plain = {"general.name": "Model", "general.quantized_by": "me"}
+    for name, said, kinds in (("clean", plain, [{**count, "kind": "a", "type": "b"}]),
+                              ("dirty", {"general.name": EVIL, EVIL: EVIL}, [count])):
+        run = make_run(tmp_path / name, {"theirs": 0.01, "ours": 0.02}, without_plan=["theirs"])
+        sha256 = json.loads(run.manifest.read_bytes())["tiers"]["theirs"]["sha256"]
+        write_json(run.source("theirs"), {"sha256": sha256, "repository": "owner/model", "revision": None, "n_parts": 2,
+                                          "ftype": "Q4_K_M", "said": said, "types": kinds, "kinds": kinds})
+        write_json(run.source("ours"), {"sha256": "0" * 64, "repository": None, "revision": None, "n_parts": 1, "ftype": None,
+                                        "said": {}, "types": [], "kinds": []})
+        pages.append(Document(page_of(run)))
+        (tier,) = [tier for tier in read_run(run.path).tiers if tier.source is not None]
+        assert tier.tier == "theirs"
+        assert "by_layer_types" in draw_run(read_run(run.path))
+    clean, dirty = pages
+    assert [tag for tag, _ in clean.tags] == [tag for tag, _ in dirty.tags]
+    assert "bpw, not made here, calls itself Q4_K_M, 2 parts" in clean.text
+    assert "owner/model" in clean.text
+    assert "alert(1)" in dirty.text
+
+
+def test_a_record_of_other_bytes_is_no_source(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"theirs": 0.01}, without_plan=["theirs"])
+    write_json(run.source("theirs"), {"sha256": "0" * 64, "repository": "owner/model", "revision": None, "n_parts": 1,
+                                      "ftype": None, "said": {}, "types": [], "kinds": []})
+    assert read_run(run.path).tiers[0].source is None
+    assert "owner/model" not in page_of(run)
 
 
 def test_the_table_says_what_was_measured(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from quantkit.report.plot_size import Caption, Series, SizePoint, draw_by_size
 from quantkit.report.plot_slices import draw_slices
 from quantkit.report.plot_style import WIDTH_PX, drawable, finish, pixel_extent, short_names
 from quantkit.report.plot_tail import TailCurve, draw_tail
-from quantkit.report.plot_types import draw_types, type_table
+from quantkit.report.plot_types import TypeColumn, draw_types, type_table
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_records import PlanRow, tensor_size
 from quantkit.spec.records import Estimate
@@ -148,7 +148,8 @@ def test_types_by_kind_say_what_the_plan_did() -> None:
     plan = Plan(tier="Q4_K_M", ftype="Q4_K_M", rows=(
         row("blk.0.ffn_down.weight", "Q6_K"), row("blk.1.ffn_down.weight", "Q4_K", n=512), row("output.weight", "Q6_K", "output"),
         row("blk.2.ffn_down.weight", "Q8_0", "mtp"), row("blk.0.attn_q.weight", "Q5_0", change="substituted")))
-    table = type_table([plan])
+    column = TypeColumn.of_plan(plan)
+    table = type_table([column])
     assert list(table) == ["output", "ffn_down", "attn_q", "MTP block"]
     ffn = table["ffn_down"][0]
     assert ffn is not None
@@ -156,8 +157,9 @@ def test_types_by_kind_say_what_the_plan_did() -> None:
     assert ffn.bpw == pytest.approx((4.5 * 512 + 6.5625 * 256) / 768)
     assert [cell.is_substituted for (cell,) in table.values() if cell] == [False, False, True, False]
     other = Plan(tier="x" * 40, ftype="Q8_0", rows=(row("token_embd.weight", "Q8_0", "embedding"),))
-    assert next(iter(type_table([plan, other]))) == "token_embd"
-    assert is_picture(*draw_types([plan, other] * 8, CAPTION)[:2])
+    columns = [column, TypeColumn.of_plan(other)]
+    assert next(iter(type_table(columns))) == "token_embd"
+    assert is_picture(*draw_types(columns * 8, CAPTION)[:2])
 
 
 def test_heads_are_drawn_where_they_were_measured() -> None:
