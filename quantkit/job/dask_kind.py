@@ -78,7 +78,7 @@ def _hash_files(paths: Iterable[Path]) -> str:
 def _own_code() -> list[Path]:
     """The files of this package that rows pass through."""
     package = Path(quantkit.__file__).parent
-    return [path for floor in ("core", "spec", "measure", "engine") for path in (package / floor).glob("*.py")] + [
+    return [path for floor in ("measure", "engine") for path in (package / floor).glob("*.py")] + [
         *(package / "job").glob("dask_*.py")]
 
 
