@@ -36,6 +36,10 @@ def look_at_protocol(case: Case) -> Iterator[Finding]:
 def look_at_plans(case: Case) -> Iterator[Finding]:
     """What the rules make of the base: each tier's size, what is refused, and what was probably meant otherwise."""
     plans, refused = case.ladder
+    if plans and case.protocol.plan.ladder != "stock":
+        first = case.protocol.plan.tier(plans[0].tier)  # rules for all tiers match the same in each
+        if unmatched := _unmatched(count_rule_uses(case.base_model, first, case.protocol.plan), own=False):
+            yield ok("plan", f"rules for all tiers that are optional, and match nothing here: {unmatched}")
     for tier in case.tiers:
         if tier.name in refused:
             yield problem(f"plan {tier.name}", refused[tier.name], "correct the protocol")
@@ -43,8 +47,8 @@ def look_at_plans(case: Case) -> Iterator[Finding]:
         plan = next(p for p in plans if p.tier == tier.name)
         uses = [] if case.protocol.plan.ladder == "stock" else count_rule_uses(case.base_model, tier, case.protocol.plan)
         found = f"{plan.bpw:.4f} bpw, {format_bytes(plan.tensor_bytes)}"
-        if unmatched := [use.label for use in uses if not use.n_reached]:  # optional ones, or they were refused
-            found += f"; optional, and matching nothing here: {_named(unmatched)}"
+        if unmatched := _unmatched(uses, own=True):
+            found += f"; optional, and matching nothing here: {unmatched}"
         if faults := [*_low_output(plan), *_idle_rules(uses), *_misordered(plan, plans)]:
             yield warning(f"plan {tier.name}", f"{found}. {'; '.join(text for text, _ in faults)}", "; ".join(
                 dict.fromkeys(fix for _, fix in faults)))
@@ -59,6 +63,11 @@ def _low_output(plan: Plan) -> Iterator[tuple[str, str]]:
         if (row.role == "output" or (tied and row.name == "token_embd.weight")) and bits(row.type) < bits(_LOW_OUTPUT):
             yield (f"{row.name}{', which is the output too (tied embeddings),' if tied else ''} would be {row.type}",
                    f"add a rule for output.weight with at_least = \"Q5_K\" to tier {plan.tier}")
+
+
+def _unmatched(uses: Sequence[RuleUse], *, own: bool) -> str:
+    """Rules that match nothing, named; they are optional, or the plan would have been refused. A slip of the pen shows here."""
+    return _named([use.rule.match for use in uses if use.is_own == own and not use.n_reached])
 
 
 def _idle_rules(uses: Sequence[RuleUse]) -> Iterator[tuple[str, str]]:

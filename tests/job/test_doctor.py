@@ -303,9 +303,11 @@ def test_what_was_probably_meant_otherwise(tmp_path: Path, tied: bool, rules: tu
 
 
 def test_optional_rules_that_match_nothing_are_named(base: Path) -> None:
-    line = look(base, with_tiers("Q8_0")).lines["plan Q8_0"]
-    assert line.state == "ok"
-    assert "optional, and matching nothing here: common rule 1: blk.*.ssm_alpha.weight at least Q8_0, common rule 2" in line.found
+    table = look(base)
+    assert table.lines["plan"].found == ("rules for all tiers that are optional, and match nothing here: blk.*.ssm_alpha.weight, "
+                                         "blk.*.ssm_beta.weight, blk.*.ssm_ba.weight")
+    assert (table.state("plan Q8_0"), "nothing" in table.lines["plan Q8_0"].found) == ("ok", False)
+    assert "optional, and matching nothing here: blk.*.ssm_out.weight" in table.lines["plan Q4_K_M"].found
 
 
 def test_tiers_that_do_not_fall(base: Path) -> None:
