@@ -45,7 +45,7 @@ def gate(candidate: Path, incumbent: Path | None, protocol: str, settings: tuple
     elif incumbent is not None:
         result = gate_runs(candidate, incumbent, loaded, render_report, names)
     else:
-        raise InputError("expected an incumbent to compare with: give --against RUN, --store STORE, or both")
+        raise InputError("expected an incumbent to compare with, got none: give --against RUN, --store STORE, or both")
     if junit is not None:
         from quantkit.cli.junit import gate_junit
 

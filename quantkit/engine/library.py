@@ -198,7 +198,7 @@ def ggml_base(llama_cpp: Any) -> Any:
     folder = Path(llama_cpp.__file__).parent / "lib"
     found = [path for path in sorted(folder.glob("*ggml-base*")) if path.suffix in {".so", ".dylib", ".dll"}]
     if not found:
-        raise EnvironmentFault(f"expected libggml-base in {folder}: install llama-cpp-python {PINNED_VERSION} again")
+        raise EnvironmentFault(f"expected libggml-base in {folder}, found none: install llama-cpp-python {PINNED_VERSION} again")
     library = ctypes.CDLL(str(found[0]))
     library.ggml_commit.restype = ctypes.c_char_p
     library.ggml_op_name.restype = ctypes.c_char_p

@@ -54,8 +54,8 @@ def measure_floors(run: RunFolder, pool: WorkerPool, protocol: Protocol, evaluat
         InputError: a tier is called `base`.
     """
     if any(tier.name == BASE for tier in tiers):
-        raise InputError(f"expected tiers with other names than {BASE!r} where noise floors are measured: that is the base's own "
-                         "folder; rename the file")
+        raise InputError(f"expected tiers with other names than {BASE!r} where noise floors are measured, got one: that is the "
+                         "base's own folder; rename the file")
     job = _Floors(run, pool, _part(protocol, evaluation), active_kernels(protocol), progress, options)
     failed: dict[str, QuantkitError] = {}
     for subject in (dataclasses.replace(base, name=BASE), *tiers):

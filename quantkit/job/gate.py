@@ -255,7 +255,7 @@ def _rules(protocol: Protocol) -> dict[str, Any]:
 
 def _required(incumbent: Path | None, store: Path) -> Path:
     if incumbent is None:
-        raise InputError(f"expected the first incumbent for the new store {store}: give its run directory with --against")
+        raise InputError(f"expected the first incumbent for the new store {store}, got none: give its run directory with --against")
     return incumbent
 
 

@@ -100,7 +100,7 @@ def _split_paths(given: Part) -> list[Path]:
         raise GgufError(f"{given.path}: expected a key split.no beside split.count {count}, got none: split the model again")
     if match is None or (int(match["no"]) - 1, int(match["count"])) != (number, count):
         raise GgufError(f"{given.path}: expected a file name that ends in -{number + 1:05d}-of-{count:05d}.gguf, as its "
-                        "split.no and split.count say: give the shard its name back")
+                        "split.no and split.count say, got another: give the shard its name back")
     paths = [given.path.with_name(f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
     if missing := [p.name for p in paths if not p.exists()]:
         raise GgufError(f"{given.path}: expected all {count} shards beside it, missing {', '.join(missing[:5])}"

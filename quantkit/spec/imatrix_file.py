@@ -213,20 +213,23 @@ def _read_gguf(path: Path) -> Imatrix:
         if kind == "model" or "general.architecture" in header.metadata:
             raise ImatrixError(f"expected an importance matrix, got a model: {path} has general.architecture = "
                                f"{header.metadata.get('general.architecture')!r}; were the two files swapped?")
-        raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix; give another file")
+        raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix; give "
+                           "another file")
     datasets = header.metadata.get("imatrix.datasets")
     if not isinstance(datasets, ArrayValue) or datasets.element_type != "string" or datasets.values is None:
-        raise ImatrixError(f"expected a list of names as imatrix.datasets in {path}: llama-quantize refuses such a file; "
-                           "write it again")
+        raise ImatrixError(f"expected a list of names as imatrix.datasets in {path}, found no such list: llama-quantize "
+                           "refuses such a file; write it again")
     sums = {t.name.removesuffix(_SUMS): t for t in header.tensors if t.name.endswith(_SUMS)}
     counts = {t.name.removesuffix(_COUNTS): t for t in header.tensors if t.name.endswith(_COUNTS)}
     if not sums:
         raise ImatrixError(f"expected tensors named *{_SUMS} in {path}, found none: the matrix is empty; collect it again")
     if unpaired := sorted(sums.keys() ^ counts.keys()):
-        raise ImatrixError(f"expected {_SUMS} and {_COUNTS} for each tensor in {path}, got one of them for {_names(unpaired)}: collect it again")
+        raise ImatrixError(f"expected {_SUMS} and {_COUNTS} for each tensor in {path}, got one of them for "
+                           f"{_names(unpaired)}: collect it again")
     n_values = sum(t.n_elements for t in sums.values())
     if n_values > MAX_VALUES:
-        raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix; give another file")
+        raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got {n_values}: it is no importance matrix; give "
+                           "another file")
     entries = {name: _read_entry(header, name, sums[name], counts[name]) for name in sorted(sums)}
     return Imatrix(entries=MappingProxyType(entries), datasets=tuple(str(name) for name in datasets.values),
                    chunk_count=_whole(header, "imatrix.chunk_count", 0), chunk_size=_whole(header, "imatrix.chunk_size", 1),

@@ -76,7 +76,8 @@ def read_legacy(path: Path) -> LegacyImatrix:
 def _int32(file: BinaryIO, path: Path, what: str) -> int:
     data = file.read(4)
     if len(data) < 4:
-        raise ImatrixError(f"expected {what} in {path}, but the file ends: it is truncated or no importance matrix; collect it again")
+        raise ImatrixError(f"expected {what} in {path}, but the file ends: it is truncated or no importance matrix; "
+                           "collect it again")
     return int.from_bytes(data, "little", signed=True)
 
 
@@ -87,4 +88,5 @@ def _text(file: BinaryIO, path: Path, size: int, what: str) -> str:
     try:
         return file.read(n).decode()
     except UnicodeDecodeError as error:
-        raise ImatrixError(f"expected {what} in {path} as UTF-8: the file is damaged or no importance matrix; collect it again") from error
+        raise ImatrixError(f"expected {what} in {path} as UTF-8, found other bytes: the file is damaged or no "
+                           "importance matrix; collect it again") from error

@@ -59,7 +59,8 @@ def extract_protocol(model: ModelInfo, template: Protocol) -> Protocol:
     if strange := [f"{t.name} ({t.type.name})" for t in free if t.type.name not in WRITABLE_TYPES or not _has_mix(t.type.name)]:
         raise PlanError(f"expected types that llama.cpp can write in {model.header.path}, got {_names(strange)}: take another file")
     if not free:
-        raise PlanError(f"expected matrices in {model.header.path}, got none that a plan could choose a type for: take another file")
+        raise PlanError(f"expected matrices in {model.header.path}, got none that a plan could choose a type for: take "
+                        "another file")
     default = type_shares(free)[0].type
     protocol = _protocol(model, template, default, _rules(model, free, default, ()))
     if floored := [d.name for d in differences(model, apply_to_base(protocol, as_base(model)))]:

@@ -201,7 +201,7 @@ class Refpack:
     def _read(self, name: str, dtype: np.dtype[Any], n_dim: int) -> Array:
         place = self._places.get(name)
         if place is None or place.dtype != dtype or len(place.shape) != n_dim:
-            raise _damaged(self.path, f"expected a tensor {name} of {n_dim} dimensions and type {dtype}")
+            raise _damaged(self.path, f"expected a tensor {name} of {n_dim} dimensions and type {dtype}, found none such")
         with self.path.open("rb") as file:
             file.seek(place.start)
             return np.frombuffer(file.read(place.stop - place.start), dtype).reshape(place.shape)
@@ -235,8 +235,8 @@ def _read_header(path: Path) -> tuple[dict[str, _Place], dict[str, str]]:
             size_bytes = path.stat().st_size
             length = int.from_bytes(file.read(_LENGTH), "little")
             if not 2 <= length <= min(_LARGEST_HEADER, size_bytes - _LENGTH):
-                raise InputError(f"{path} is not a reference pack: expected a safetensors file of quantkit, found no header of one; make one with "
-                             "`quantkit refpack make`")
+                raise InputError(f"{path} is not a reference pack: expected a safetensors file of quantkit, found no header of "
+                                 "one; make one with `quantkit refpack make`")
             entries = json.loads(file.read(length))
         metadata = entries.pop("__metadata__", {})
         places = dict(_places(entries, _LENGTH + length, size_bytes))
