@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ def patch(**names: Any) -> None:
     """Put functions of this module, by name, in the worker's; without any, put everything back."""
     for name, held in HELD.items():
         setattr(dask_worker, name, globals()[names[name]] if name in names else held)
+
+
+def take_time(state: WorkerState, *, chunks: tuple[int, ...]) -> Iterator[Any]:
+    """Command: the same rows, later."""
+    time.sleep(0.2)
+    yield from score(state, chunks=chunks)
 
 
 def die(state: WorkerState, *, chunks: tuple[int, ...]) -> Iterator[Any]:

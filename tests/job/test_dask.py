@@ -120,8 +120,10 @@ def kill_a_busy_worker(cluster: Any) -> None:
     os.kill(next(nanny.pid for nanny in cluster.workers.values() if nanny.worker_address == busy.address), signal.SIGKILL)
 
 
-def test_rows_are_the_same_with_a_worker_killed_in_the_middle(cluster: Any, models: tuple[Path, list[Path]], protocol: Protocol,
-                                                              bundle: dict[str, str], tmp_path: Path) -> None:
+def test_rows_are_the_same_with_a_worker_killed_in_the_middle(
+        cluster: Any, on_workers: Any, models: tuple[Path, list[Path]], protocol: Protocol, bundle: dict[str, str],
+        tmp_path: Path) -> None:
+    on_workers(dask_commands.patch, score="take_time")  # so that there are tasks in hand
     progress = Listener(lambda: kill_a_busy_worker(cluster))
     assert bundle_of(audited(cluster, models, protocol, tmp_path / "run", progress)) == bundle
     assert progress.steps == [("audit Q8_0 Q4_K_M", 24)]
