@@ -13,6 +13,7 @@ import pytest
 from quantkit.core.errors import EnvironmentFault, InputError, RunLocked
 from quantkit.core.files import pretty_json, sha256_file
 from quantkit.job.bundles import LABEL, open_store
+from quantkit.job.manifest import APART
 
 OLD, NEW = "0a" * 32, "0b" * 32
 
@@ -28,6 +29,19 @@ def make_run(folder: Path, result_id: str, text: str) -> Path:
              for p in sorted(folder.rglob("*")) if p.is_file() and p.parent.name != "logs"}
     (folder / "manifest.json").write_bytes(pretty_json({"result_id": result_id, "files": files}))
     return folder
+
+
+def test_what_is_listed_apart_is_kept_with_the_bundle(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", OLD, "old")
+    page = run / "report" / "report.html"
+    page.parent.mkdir()
+    page.write_text("a page")
+    entry = {"sha256": sha256_file(page), "size_bytes": page.stat().st_size}
+    (run / APART).write_bytes(pretty_json({"result_id": OLD, "files": {"report/report.html": entry}}))
+    with open_store(tmp_path / "store") as store:
+        store.commit(run, OLD, {})
+    held = contents(tmp_path / "store" / "bundles" / OLD)
+    assert (held["report/report.html"], held[APART]) == ("a page", (run / APART).read_text())
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quantkit.job.manifest import APART, is_apart
 from tests.gguf_factory import tiny_gguf
 from tests.hub_server import HubServer
 
@@ -69,5 +70,16 @@ def list_anew(folder: Path, result_id: str = RESULT_ID) -> None:
     """Write the manifest of what is there."""
     held = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     files = {name: {"sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)} for name, data in held.items()
-             if name not in ("manifest.json", "run.json", ".lock") and name.split("/")[0] not in ("logs", "parts")}
+             if name not in ("manifest.json", "run.json", ".lock", APART) and name.split("/")[0] not in ("logs", "parts")}
     (folder / "manifest.json").write_text(json.dumps({"result_id": result_id, "files": files}), "utf-8")
+
+
+def list_apart(folder: Path, result_id: str = RESULT_ID) -> None:
+    """Move what names a machine, a page and its speeds, from the manifest to a listing of its own."""
+    for name in ("report/report.html", "report/speed.json"):
+        (folder / name).write_text(name)
+    list_anew(folder)
+    value = json.loads((folder / "manifest.json").read_text("utf-8"))
+    apart = {name: value["files"].pop(name) for name in [*value["files"]] if is_apart(name)}
+    (folder / "manifest.json").write_text(json.dumps(value), "utf-8")
+    (folder / APART).write_text(json.dumps({"result_id": result_id, "files": apart}), "utf-8")

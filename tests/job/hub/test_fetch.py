@@ -12,9 +12,10 @@ from quantkit.core.errors import CheckFailed, EnvironmentFault, InputError
 from quantkit.job.hub import fetch as module
 from quantkit.job.hub.fetch import Fetched, fetch
 from quantkit.job.hub.publish import plan_publish, publish
+from quantkit.job.manifest import APART
 from quantkit.job.progress import Silent
 from tests.hub_server import HubServer
-from tests.job.hub.conftest import RESULT_ID, list_anew
+from tests.job.hub.conftest import RESULT_ID, list_anew, list_apart
 
 REPO = "user/model"
 MODEL = "quants/m-Q8_0.gguf"
@@ -63,6 +64,33 @@ def test_files_that_the_manifest_does_not_list_are_not_fetched(published: HubSer
     published.add(REPO, {"extra.json": b"{}", "evil.py": b"x"}, "somebody")
     get(target)
     assert contents(target) == bundle(run)
+
+
+def test_what_is_listed_apart_comes_back_too(hub: HubServer, run: Path, target: Path) -> None:
+    list_apart(run)
+    publish(plan_publish(run, REPO), Silent())
+    get(target)
+    assert contents(target) == bundle(run)
+    assert (target / APART).exists()
+    assert get(target).n_kept == 9
+
+
+def test_a_listing_that_an_earlier_result_left_is_nothing_to_fetch(hub: HubServer, run: Path, target: Path) -> None:
+    list_apart(run, result_id="cd" * 32)
+    hub.add(REPO, {name: (run / name).read_bytes() for name in bundle(run)}, "published")
+    get(target)
+    assert {"report/report.html", "README.md", APART}.isdisjoint(contents(target))
+
+
+def test_a_listing_apart_cannot_stand_for_the_manifest(hub: HubServer, run: Path, target: Path) -> None:
+    list_apart(run)
+    value = json.loads((run / APART).read_bytes())
+    value["files"]["plan/other.json"] = {"sha256": "0" * 64, "size_bytes": 1}
+    (run / APART).write_text(json.dumps(value))
+    hub.add(REPO, {name: (run / name).read_bytes() for name in bundle(run)}, "published")
+    with pytest.raises(InputError, match="expected nothing but speeds, page and card"):
+        get(target)
+    assert not target.exists()
 
 
 def test_the_second_time_nothing_is_downloaded(published: HubServer, target: Path) -> None:

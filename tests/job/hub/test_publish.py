@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from quantkit.core.errors import EnvironmentFault, InputError
 from quantkit.job.hub.client import Hub, check_endpoint
 from quantkit.job.hub.publish import PublishPlan, plan_publish, publish
+from quantkit.job.manifest import APART
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import read_json
 from tests.hub_server import HubServer
-from tests.job.hub.conftest import RESULT_ID, list_anew
+from tests.job.hub.conftest import RESULT_ID, list_anew, list_apart
 
 REPO = "user/model"
 LARGE = ["quants/m-Q4_K.gguf", "quants/m-Q8_0.gguf"]
@@ -164,6 +166,15 @@ def test_a_card_in_the_report_stands_at_the_top_too(hub: HubServer, run: Path) -
     files = hub.repos[REPO].files
     assert files["README.md"] == files["report/README.md"]
     assert hub.uploads[-1] == "README.md"
+
+
+def test_what_is_listed_apart_goes_up_too(hub: HubServer, run: Path) -> None:
+    list_apart(run)
+    send(run)
+    files = hub.repos[REPO].files
+    assert {"report/report.html", "report/speed.json", APART, "README.md"} <= set(files)
+    assert hub.uploads[-2:] == ["manifest.json", "README.md"]
+    assert "report/report.html" not in json.loads(files["manifest.json"])["files"]
 
 
 def test_a_plan_needs_no_hub_and_sending_does(hub: HubServer, run: Path) -> None:
