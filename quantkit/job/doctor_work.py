@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -60,19 +61,22 @@ def needs(case: Case) -> list[Need]:
     if not plans:
         raise Unknown("a tier that can be planned")
     header_bytes = model.header.data_offset[0] + MIB
-    sizes = {plan.tier: plan.tensor_bytes + header_bytes for plan in plans}
+    # of measured tiers whose files were deleted nothing is made again
+    waiting = [plan for plan in plans if not (case.options.drop_files and run.summary(plan.tier).exists())]
+    sizes = {plan.tier: plan.tensor_bytes + header_bytes for plan in waiting}
     missing = {tier: size - min(size, _held_bytes(run.quants / tier_file_name(model.header.parts[0], tier)))
                for tier, size in sizes.items()}
-    n_tiers, largest = len(plans), max(sizes.values())
-    tiers = max(missing.values()) if case.options.drop_files else sum(missing.values())
+    n_tiers, largest = len(waiting), max(sizes.values(), default=0)
+    tiers = max(missing.values(), default=0) if case.options.drop_files else sum(missing.values())
     head = sum(t.size_bytes for t in model.header.tensors if model.roles[t.name] != "trunk") if _leaves_head_out(case) else 0
     whole = max(largest, head) if head else 0  # written whole, then without the head
     if head and case.protocol.plan.mtp_mode == "separate":
         tiers += head
-    spec, n_values = case.protocol.eval, sum(t.shape[0] for t in model.header.tensors if n_dims(t.shape) > 1)
+    spec = case.protocol.eval
+    n_values = sum(math.prod((t.shape[0], *t.shape[2:])) for t in model.header.tensors if n_dims(t.shape) > 1)  # importances
     n_scored = spec.n_ctx - 1 - spec.n_ctx // 2
     rows = 2 * n_tiers * n_chunk_of(case) * n_scored * ROW_DTYPE.itemsize  # while they gather, and as parquet
-    scratch = whole + rows + 40 * n_values
+    scratch = whole + rows + 40 * n_values  # sums in float64, old and new state, and the matrix itself
     if _layout(case).uses_panels:
         scratch += case.n_workers * n_scored * (model.n_vocab or 0) * 4  # one chunk a worker; more where there is room
     if case.options.weights:

@@ -540,6 +540,16 @@ def test_what_stands_already_needs_no_space_again(base: Path, tmp_path: Path) ->
     assert needed(base, tmp_path / "run")["quants"] == fresh["quants"] - 100_000
 
 
+def test_a_measured_tier_whose_file_was_dropped_needs_no_space(base: Path, tmp_path: Path) -> None:
+    fresh = needed(base, tmp_path / "run", drop_files=True)
+    write_json(RunFolder(path=tmp_path / "run").summary("Q8_0"), {})
+    then = needed(base, tmp_path / "run", drop_files=True)
+    assert then["quants"] < fresh["quants"]  # Q4_K_M is smaller
+    assert needed(base, tmp_path / "run")["quants"] > fresh["quants"]
+    write_json(RunFolder(path=tmp_path / "run").summary("Q4_K_M"), {})
+    assert needed(base, tmp_path / "run", drop_files=True)["quants"] == 0
+
+
 def test_what_is_asked_for_needs_scratch(tmp_path: Path, base: Path) -> None:
     plain = needed(base, tmp_path)["parts"]
     weights = needed(base, tmp_path, weights=True)["parts"]
