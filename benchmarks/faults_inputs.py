@@ -102,13 +102,12 @@ class CommandLine:
 
 def _serve(pipe: Connection) -> None:
     from quantkit.cli.main import run
-    from quantkit.engine import pool
     from quantkit.engine.library import environment_for_workers
 
     os.environ.update(environment_for_workers(os.environ))
     importlib.import_module("llama_cpp")
     warm = multiprocessing.get_context("fork")  # every call has new workers; that they start quickly is all that differs
-    setattr(pool.multiprocessing, "get_context", lambda method: warm)  # noqa: B010 - mypy knows it as a method
+    setattr(multiprocessing, "get_context", lambda method: warm)  # noqa: B010 - mypy knows it as a method
     while True:
         try:
             arguments = pipe.recv()

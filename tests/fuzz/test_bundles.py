@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quantkit.core.errors import InputError
 from quantkit.core.files import sha256_file
 from quantkit.job.manifest import result_id_of, seal_of
 from quantkit.job.rundir import RunFolder
@@ -27,8 +28,6 @@ from tests.fuzz.json_damage import damage_json
 from tests.fuzz.laws import fuzz, generator, one_sentence
 from tests.job.bundles import base_rows_of, make_bundle, tier_rows
 from tests.report.run_factory import make_plan, make_run
-
-Number = int
 
 
 def no_report(run: RunFolder) -> Mapping[str, bytes]:
@@ -109,6 +108,40 @@ def test_a_report_of_strange_records_is_text_or_a_sentence(run: Path, number: in
                          new_card(data, CardOptions())):
                 assert "<script>alert(1)" not in text
                 assert "\x1b" not in text
+
+
+#: Records that once broke the code that tells them: file, where in it, and what stood there.
+FOUND: list[tuple[str, list[str | int], Any]] = [
+    ("audit/Q4_K_M/summary.json", ["summary", "kld_quantiles", 0], {"": 0.0, "lo": None, "q": 0.0, "reason": None, "value": 0.0}),
+    ("audit/Q8_0/summary.json", ["summary", "p_diff_quantiles", 12, "q"], "\ud800"),
+    ("audit/Q8_0/summary.json", ["summary", "kld", "value"], float("nan")),
+    ("plan/Q8_0.json", ["rows", 0, "name"], 1e308), ("plan/Q8_0.json", ["rows", 0, "role"], "<b>"),
+    ("manifest.json", ["tiers", "Q8_0", "bpw_core"], "x"), ("manifest.json", ["tiers", "Q8_0", "size_bytes"], 10**30),
+    ("manifest.json", ["tiers", "../x"], {}), ("manifest.json", ["tiers"], [1]), ("manifest.json", ["base", "size_bytes"], 0),
+    ("manifest.json", ["build"], None), ("manifest.json", ["further_corpora"], [{"name": "../../x"}]),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), FOUND, ids=[f"{name} {place}" for name, place, _ in FOUND])
+def test_records_that_once_broke_something(run: Path, name: str, place: list[str | int], value: Any) -> None:
+    with put_back(run / name):
+        record = json.loads((run / name).read_bytes())
+        holder = record
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = value
+        (run / name).write_text(json.dumps(record), "utf-8")
+        with pytest.raises(InputError) as caught:
+            read_texts(run)
+        assert "\n" not in str(caught.value)
+
+
+def test_facts_of_a_base_that_make_no_sense_are_none(run: Path) -> None:
+    with put_back(run / "base.json"):
+        facts = json.loads((run / "base.json").read_bytes())
+        facts["memory"][0]["recurrent_bytes"] = "=cmd()"
+        (run / "base.json").write_text(json.dumps(facts), "utf-8")
+        assert read_texts(run)[0].base is None
 
 
 @fuzz(60)
