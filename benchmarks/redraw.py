@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.core.stats import Floats, Groups, jackknife_se
+from quantkit.core.stats import Floats, Groups, degrees_of_freedom, jackknife_se, student_quantile
 from quantkit.measure.articles import chunk_indices
 from quantkit.measure.numbers import STATISTICS, Rows, kld, p_diff
 
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 MEANS = ("kld", "ln_ppl_ratio", "p_diff", "p_diff_rms", "same_top_p", "ppl_q")
 KLD_LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999)
-P_DIFF_LEVELS = (0.01, 0.5, 0.99)
+P_DIFF_LEVELS = (0.05, 0.5, 0.95)
 
 
 class Ranked:
@@ -33,8 +33,8 @@ class Ranked:
         self._sorted = tokens.reshape(-1)[order]
         self._chunk = (order // tokens.shape[1]).astype(np.int32)
 
-    def limits(self, chunks: Ints, articles: Groups, levels: Sequence[float], t: float) -> list[tuple[float | None, float | None]]:
-        """What `quantile_limits` gives for the tokens of some chunks, which may stand more than once.
+    def limits(self, chunks: Ints, articles: Groups, levels: Sequence[float]) -> list[tuple[float | None, float | None]]:
+        """What `quantile_limits` gives at 95 % for the tokens of some chunks, which may stand more than once.
 
         Args:
             chunks: which chunks. articles: of those chunks.
@@ -49,8 +49,10 @@ class Ranked:
 
         found: list[tuple[float | None, float | None]] = []
         for q in levels:
-            above = (self.tokens > quantile(q)).mean(axis=1)[chunks]
-            reach = t * jackknife_se(articles.means_without(above))
+            place = int(np.searchsorted(self._sorted, quantile(q), side="right"))
+            above = np.bincount(self._chunk[place:], minlength=len(self.tokens))[chunks] / self.tokens.shape[1]
+            without = articles.means_without(above)
+            reach = student_quantile(0.975, degrees_of_freedom(articles, without)) * jackknife_se(without)
             if n * min(q, 1 - q) < 16 - 1e-6 or min(q - reach, 1 - q - reach) < 1 / n:
                 found.append((None, None))
             else:
@@ -59,7 +61,8 @@ class Ranked:
 
 
 class Tier(NamedTuple):
-    """One tier over C chunks: for each statistic the means of chunks and of squares, (C,); tokens for quantiles."""
+    """One tier over C chunks: for each statistic the means of chunks and of squares, (C,), or what those are expected to be; tokens
+    for quantiles."""
 
     means: Mapping[str, Floats]
     squares: Mapping[str, Floats]
@@ -87,10 +90,10 @@ class Truth(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where texts come from: how one is drawn, and the truth of each tier."""
+    """Where texts come from: how one is drawn, with or without its tokens, and the truth of each tier."""
 
     name: str
-    draw: Callable[[np.random.Generator], Text]
+    draw: Callable[[np.random.Generator, bool], Text]
     truths: Mapping[str, Truth]
 
 
@@ -112,7 +115,7 @@ def real_source(name: str, rows: Mapping[str, Rows]) -> Source:
     chunks_of = [np.flatnonzero(articles == article) for article in np.unique(articles)]
     tiers = {tier: tier_of(own, n_scored) for tier, own in rows.items()}
 
-    def draw(rng: np.random.Generator) -> Text:
+    def draw(rng: np.random.Generator, with_tokens: bool) -> Text:
         drawn = [chunks_of[i] for i in rng.integers(0, len(chunks_of), len(chunks_of))]
         labels = np.repeat(np.arange(len(drawn)), [len(chunks) for chunks in drawn])
         return Text(tiers, np.concatenate(drawn), labels, n_scored)
@@ -147,13 +150,34 @@ def rows_of_run(folder: Path) -> dict[str, Rows]:
 
 
 class Spread(NamedTuple):
-    """How much articles and chunks differ, as the standard deviation of ln kld; how alike neighbouring chunks of an article are."""
+    """How much articles and chunks differ, as the standard deviation of ln kld; how alike neighbouring chunks of an article are.
+
+    Article effects are normal; or Laplace, tails on both sides (kurtosis 6); or exponential, a tail of hard ones (skewness 2).
+    """
 
     article: float
     chunk: float
     alike: float
+    shape: Literal["normal", "laplace", "exponential"] = "normal"
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """The effect of an article, mean 0."""
+        if self.shape == "normal":
+            return float(rng.normal(0, self.article))
+        if self.shape == "laplace":
+            return float(rng.laplace(0, self.article / np.sqrt(2)))
+        return float(rng.exponential(self.article) - self.article)
+
+    def growth(self) -> float:
+        """ln of the mean of exp(effect) for the effect of a chunk, article and all, that two tiers share to nine tenths."""
+        shares = np.array([_SHARED, np.sqrt(1 - _SHARED**2)]) * self.article
+        if self.shape == "normal":
+            return (self.article**2 + self.chunk**2) / 2
+        parts = -shares - np.log1p(-shares) if self.shape == "exponential" else -np.log1p(-(shares**2) / 2)
+        return float(parts.sum()) + self.chunk**2 / 2
 
 
+_SHARED = 0.9  # of an effect, between the two tiers
 _SHAPE = 0.3  # of a token's gamma: kurtosis 23, the top 1 % of tokens carry 12 % of the mean
 _LEVEL, _RATIO, _FLIPS, _SHIFT, _RMS, _NLL = 0.01, 1.1, 0.08, 0.002, 0.02, 3.0
 
@@ -161,54 +185,57 @@ _LEVEL, _RATIO, _FLIPS, _SHIFT, _RMS, _NLL = 0.01, 1.1, 0.08, 0.002, 0.02, 3.0
 def synthetic_source(name: str, spread: Spread, n_article: int = 60, n_scored: int = 255) -> Source:
     """Two tiers over articles that are new in every text, with known truth; B's kld is 1.1 times A's.
 
-    ln kld of a chunk = level + article + chunk (an AR(1) inside the article) − half of the variance; a token's kld is that times a
+    ln kld of a chunk = level + article + chunk (an AR(1) inside the article) − what makes the mean 1; a token's kld is that times a
     gamma. The share of flips and mean Δp² go with it; differences of nll and p have normal articles, chunks and tokens.
     """
-    variance = spread.article**2 + spread.chunk**2
+    growth = spread.growth()
 
-    def draw(rng: np.random.Generator) -> Text:
+    def draw(rng: np.random.Generator, with_tokens: bool) -> Text:
         sizes = np.maximum(1, np.round(rng.lognormal(2.3, 0.6, n_article))).astype(np.int64)
         labels = np.repeat(np.arange(n_article), sizes)
         shared = _effects(rng, sizes, spread)
         tiers = {}
         for tier, factor in (("A", 1.0), ("B", _RATIO)):
-            effect = 0.9 * shared + np.sqrt(1 - 0.9**2) * _effects(rng, sizes, spread)
-            tiers[tier] = _draw_tier(rng, np.exp(effect - variance / 2), effect, factor, n_scored)
+            effect = _SHARED * shared + np.sqrt(1 - _SHARED**2) * _effects(rng, sizes, spread)
+            tiers[tier] = _draw_tier(rng, np.exp(effect - growth), effect, factor, n_scored, with_tokens)
         return Text(tiers, np.arange(len(labels)), labels, n_scored)
 
-    return Source(name, draw, {tier: _synthetic_truth(factor, variance) for tier, factor in (("A", 1.0), ("B", _RATIO))})
+    return Source(name, draw, {tier: _synthetic_truth(factor, spread) for tier, factor in (("A", 1.0), ("B", _RATIO))})
 
 
 def _effects(rng: np.random.Generator, sizes: Ints, spread: Spread) -> Floats:
-    """Article and chunk effects of a text, (C,), normal with the spread's variances."""
+    """Article and chunk effects of a text, (C,), with the spread's variances."""
     from scipy.signal import lfilter
 
     parts = []
     for size in sizes:
         steps = rng.normal(0, spread.chunk * np.sqrt(1 - spread.alike**2), size)
         steps[0] /= np.sqrt(1 - spread.alike**2)
-        parts.append(rng.normal(0, spread.article) + lfilter([1.0], [1.0, -spread.alike], steps))
+        parts.append(spread.draw(rng) + lfilter([1.0], [1.0, -spread.alike], steps))
     return np.concatenate(parts)
 
 
-def _draw_tier(rng: np.random.Generator, scale: Floats, effect: Floats, factor: float, n: int) -> Tier:
-    tokens = factor * _LEVEL * scale[:, None] * rng.gamma(_SHAPE, 1 / _SHAPE, (len(scale), n))
+def _draw_tier(rng: np.random.Generator, scale: Floats, effect: Floats, factor: float, n: int, with_tokens: bool) -> Tier:
+    level = factor * _LEVEL * scale
+    tokens = level[:, None] * rng.gamma(_SHAPE, 1 / _SHAPE, (len(scale), n)) if with_tokens else None
     noise = rng.normal(0, 1 / np.sqrt(n), len(scale))  # mean of n standard normals; with the next line, of their squares
     squares = rng.chisquare(n - 1, len(scale)) / n + noise**2
     rms = _RMS * np.sqrt(factor * scale)
     means = {
-        "kld": tokens.mean(axis=1), "same_top_p": rng.binomial(n, np.minimum(factor * _FLIPS * scale, 0.9)) / n,
+        "kld": level * rng.gamma(n * _SHAPE, 1 / (n * _SHAPE), len(scale)) if tokens is None else tokens.mean(axis=1),
+        "same_top_p": rng.binomial(n, np.minimum(factor * _FLIPS * scale, 0.9)) / n,
         "p_diff": -_SHIFT + _SHIFT * effect + rms * noise, "p_diff_rms": rms**2 * squares,
         "ln_ppl_ratio": 0.01 * factor + 0.01 * effect + rng.normal(0, 0.15 / np.sqrt(n), len(scale)),
         "ppl_q": _NLL + 0.5 * effect + rng.normal(0, 2.5 / np.sqrt(n), len(scale)),
     }
-    return Tier(means, {"kld": (tokens**2).mean(axis=1)}, {"kld": Ranked(tokens)})
+    return Tier(means, {"kld": level**2 * (1 + 1 / _SHAPE)}, {} if tokens is None else {"kld": Ranked(tokens)})
 
 
-def _synthetic_truth(factor: float, variance: float) -> Truth:
+def _synthetic_truth(factor: float, spread: Spread) -> Truth:
     numbers = {"kld": factor * _LEVEL, "same_top_p": 1 - factor * _FLIPS, "p_diff": -_SHIFT, "p_diff_rms": _RMS * np.sqrt(factor),
                "ln_ppl_ratio": 0.01 * factor, "ppl_q": float(np.exp(_NLL))}
-    return Truth(numbers, {("kld", q): factor * _LEVEL * _mixture_quantile(q, variance) for q in KLD_LEVELS})
+    levels = KLD_LEVELS if spread.shape == "normal" else ()  # the others have no quantile in closed form
+    return Truth(numbers, {("kld", q): factor * _LEVEL * _mixture_quantile(q, 2 * spread.growth()) for q in levels})
 
 
 def _mixture_quantile(q: float, variance: float) -> float:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import group_by, holm, jackknife_se, student_quantile, student_upper_tail
+from quantkit.core.stats import degrees_of_freedom, group_by, holm, jackknife_se, student_quantile, student_upper_tail
 from quantkit.measure.numbers import STATISTICS, Rows, kld
 from quantkit.measure.summary import LEVEL, estimate, sorted_rows, too_few
 from quantkit.spec.verdict_records import FloorVerdict, KernelFloor, PairVerdict
@@ -93,7 +93,8 @@ def _beside(tier: str, rows: Rows, kernels: Mapping[str, Rows], factor: float) -
     if min(without_own.min(), without_noise.min()) <= 0:
         return replace(known, reason="no other arithmetic moves it, or in one article only")
     theta = math.log(np.mean(own) / np.mean(noise))
-    se, df = jackknife_se(np.log(without_own) - np.log(without_noise)), articles.n_effective - 1
+    without = np.log(without_own) - np.log(without_noise)
+    se, df = jackknife_se(without), degrees_of_freedom(articles, without)
     reach = student_quantile((1 + LEVEL) / 2, df) * se
     room = math.log(factor) - theta
     p = student_upper_tail(room / se, df) if se else float(room <= 0)

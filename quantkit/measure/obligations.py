@@ -29,7 +29,7 @@ from quantkit.core.errors import InputError
 from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
 from quantkit.measure.gate import Verdict
 from quantkit.measure.numbers import Rows, flips, kld, nll_difference
-from quantkit.measure.summary import LEVEL, sorted_rows, too_few
+from quantkit.measure.summary import LEVEL, sorted_rows, too_few_to_test
 from quantkit.measure.verdict import check_paired
 
 _QUANTILE = 0.999
@@ -92,7 +92,7 @@ def compare_rows(incumbent: Rows, candidate: Rows, margins: Margins, *, alpha: f
     a, b = sorted_rows(incumbent), sorted_rows(candidate)
     check_paired("the incumbent", a, "the candidate", b)
     articles = group_by(a["article"])
-    few = too_few(articles)
+    few = too_few_to_test(articles)
     if few is not None:
         raise InputError(f"expected text of six articles of equal length at least, got {few}: nothing can be shown on it; evaluate "
                          "more chunks, spread over the text")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
 from quantkit.measure.gate import Decision, Verdict, decide, next_rank
 from quantkit.measure.numbers import Rows, flips, kld, nll_difference
-from quantkit.measure.summary import too_few
+from quantkit.measure.summary import too_few_to_test
 from quantkit.measure.verdict import check_paired
 
 NOT_WORSE_ALPHA = 0.05  # of each non-inferiority test
@@ -199,14 +199,14 @@ def _n_chunk_needed(o: Obligation, n_chunk: int) -> int | None:
 def _log_ratio(name: str, a: Floats, b: Floats, articles: Groups, margin: float) -> Obligation:
     x, y = float(np.mean(a)), float(np.mean(b))
     without_x, without_y = articles.means_without(a), articles.means_without(b)
-    if too_few(articles) is not None or min(float(without_x.min()), float(without_y.min())) <= 0:
+    if too_few_to_test(articles) is not None or min(float(without_x.min()), float(without_y.min())) <= 0:
         return _unknown(name, x, y, margin)
     return _judged(name, x, y, math.log(y / x), np.log(without_y / without_x), articles, margin)
 
 
 def _tail(name: str, a: Floats, b: Floats, articles: Groups, margin: float) -> Obligation:
     x, y = (float(np.quantile(values, _P999)) for values in (a, b))
-    if too_few(articles) is not None or len(a) * (1 - _P999) < _MIN_TAIL - 1e-6 or min(x, y) <= 0:
+    if too_few_to_test(articles) is not None or len(a) * (1 - _P999) < _MIN_TAIL - 1e-6 or min(x, y) <= 0:
         return _unknown(name, x, y, margin)
     without = [math.log(float(np.quantile(b[kept], _P999)) / float(np.quantile(a[kept], _P999)))
                for g in range(articles.n_group) for kept in [articles.index != g]]
@@ -215,7 +215,7 @@ def _tail(name: str, a: Floats, b: Floats, articles: Groups, margin: float) -> O
 
 def _difference(name: str, a: Floats, b: Floats, articles: Groups, margin: float, sign: float) -> Obligation:
     x, y = float(np.mean(a)), float(np.mean(b))
-    if too_few(articles) is not None:
+    if too_few_to_test(articles) is not None:
         return _unknown(name, x, y, margin)
     return _judged(name, x, y, sign * (y - x), sign * (articles.means_without(b) - articles.means_without(a)), articles, margin)
 

@@ -4,10 +4,12 @@ The sampling unit is the article: tokens of one article resemble each other, so 
 independent are several times too small. Every mean carries three errors (see `Estimate`); the published one leaves out one
 article at a time:
 
-    θ_g = the statistic without article g      se(θ)² = (G−1)/G · Σ_g (θ_g − θ̄)²      θ ± t(0.975, G_eff − 1) · se(θ)
+    θ_g = the statistic without article g      se(θ)² = (G−1)/G · Σ_g (θ_g − θ̄)²      θ ± t(0.975, ν) · se(θ)
 
 θ is the logarithm for kld, mean p_diff² and the share of flips (1 − same_top_p), whose sampling distributions are skewed, and
-the mean itself otherwise; the ends are transformed back. Below six effective articles there is no interval and no se.
+the mean itself otherwise; the ends are transformed back. ν says how well se is known (`core.stats.degrees_of_freedom`): it is small
+where articles are unequal, and where a few of them make the error. Articles worth fewer than ten equal ones have no interval and
+no se; ten is counted as G_w = (Σ n_g²)² / Σ n_g⁴, since the tokens of an article move together.
 The interval is about text like this one, not about this file's own value, which is exact. docs/STATISTICS.md has what these
 intervals cover in simulation.
 """
@@ -19,15 +21,26 @@ from dataclasses import replace
 import numpy as np
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import Floats, Groups, group_by, jackknife_se, quantile_limits, se_clustered, se_iid, student_quantile
+from quantkit.core.stats import (
+    Floats,
+    Groups,
+    degrees_of_freedom,
+    group_by,
+    jackknife_se,
+    quantile_limits,
+    se_clustered,
+    se_iid,
+    student_quantile,
+)
 from quantkit.measure.numbers import STATISTICS, Rows, kld, nll_correlation, p_diff
 from quantkit.measure.numbers import Statistic as Statistic
 from quantkit.spec.records import KLD_QUANTILES, P_DIFF_QUANTILES, ROW_DTYPE, Estimate, Quantile, TierSummary
 
-MIN_ARTICLES = 6  # effective; intervals from fewer did not cover 95 % in simulation
+MIN_ARTICLES = 10  # G_w; intervals from fewer, the first 200 chunks of WikiText-2, did not cover 93 % in simulation
 LEVEL = 0.95
-_NO_TAIL = "no interval beyond 1 and 99 %: one article can make such a tail"
-_LEAST_TAIL = 0.01  # share of tokens beyond a quantile that has an interval
+_MIN_TESTED = 6  # G_eff
+_NO_TAIL = "no interval beyond 5 and 95 %: one article can make such a tail"
+_LEAST_TAIL = 0.05  # share of tokens beyond a quantile that has an interval
 
 
 def summarize(rows: Rows) -> TierSummary:
@@ -63,7 +76,8 @@ def sorted_rows(rows: Rows) -> Rows:
     if rows.dtype != ROW_DTYPE:
         raise InputError(f"expected rows with the columns {', '.join(ROW_DTYPE.names or ())}, got {rows.dtype}")
     if not len(rows):
-        raise InputError("expected scored rows, got none: the audit of this tier has not run or its part files are empty")
+        raise InputError("expected scored rows, got none: the audit of this tier has not run or its part files are empty; run "
+                         "it again")
     rows = rows[np.lexsort((rows["pos"], rows["chunk"]))]
     twice = (rows["chunk"][1:] == rows["chunk"][:-1]) & (rows["pos"][1:] == rows["pos"][:-1])
     if twice.any():
@@ -74,7 +88,7 @@ def sorted_rows(rows: Rows) -> Rows:
     if not finite.all():
         row = rows[int(np.argmin(finite))]
         raise InputError(f"expected finite numbers, got nll_base {row['nll_base']}, nll_q {row['nll_q']}, kld {row['kld']} "
-                         f"at chunk {row['chunk']} position {row['pos']}: the model's output is broken there")
+                         f"at chunk {row['chunk']} position {row['pos']}: the model's output is broken there; make the file again")
     return rows
 
 
@@ -123,17 +137,29 @@ def estimate_mean(x: Floats, statistic: Statistic, chunks: Groups, articles: Gro
     se = jackknife_se(theta_without)
     if statistic.no_interval is not None:
         return replace(known, se=slope * se, reason=statistic.no_interval)
-    reach = student_quantile((1 + level) / 2, articles.n_effective - 1) * se
+    reach = student_quantile((1 + level) / 2, degrees_of_freedom(articles, theta_without)) * se
     ends = [float(statistic.value(float(np.exp(end)) if statistic.log else end)) for end in (theta - reach, theta + reach)]
     return replace(known, se=slope * se, lo=min(ends), hi=max(ends))
 
 
 def too_few(articles: Groups) -> str | None:
-    """Why there is no interval: "5 articles", or "7 articles, worth 5.2 of equal length"; None from six effective ones on."""
-    if articles.n_effective >= MIN_ARTICLES:
-        return None
-    count = f"{articles.n_group} article{'s' if articles.n_group != 1 else ''}"
-    return count if articles.n_group < MIN_ARTICLES else f"{count}, worth {articles.n_effective:.1f} of equal length"
+    """Why there is no interval: "5 articles", or "16 articles, worth 5.2 of equal length"; None from ten equal ones (G_w) on."""
+    n_worth = articles.n_effective_whole
+    return None if n_worth >= MIN_ARTICLES - 1e-9 else _count(articles.n_group, n_worth, MIN_ARTICLES)
+
+
+def too_few_to_test(articles: Groups) -> str | None:
+    """Why two plans cannot be told apart at all; None from six effective articles (G_eff) on.
+
+    Less than an interval asks for: a plan search deals the articles of one text to three purposes, and its tests err on the side
+    of "not shown".
+    """
+    return None if articles.n_effective >= _MIN_TESTED else _count(articles.n_group, articles.n_effective, _MIN_TESTED)
+
+
+def _count(n_group: int, n_worth: float, least: int) -> str:
+    count = f"{n_group} article{'s' if n_group != 1 else ''}"
+    return count if n_group < least else f"{count}, worth {n_worth:.1f} of equal length"
 
 
 def _estimate_of_zeros(statistic: Statistic, value: float, articles: Groups, n: int) -> Estimate:
@@ -154,22 +180,21 @@ def correlation(rows: Rows) -> Estimate:
 
 
 def quantiles(x: Floats, levels: tuple[float, ...], articles: Groups) -> tuple[Quantile, ...]:
-    """Quantiles with Woodruff's limits by article; the extremes have none, and neither have those beyond 1 and 99 %.
+    """Quantiles with Woodruff's limits by article; the extremes have none, and neither have those beyond 5 and 95 %.
 
-    One article in sixty can hold half of the tokens beyond 99.9 %, and whether it is in the text decides the quantile: limits
-    there covered 61 to 95 % in simulation. A share beyond a quantile moves with whole articles, hence the degrees of freedom.
+    One article in sixty can hold half of the tokens beyond 99.9 %, and a tenth of those beyond 99 %. Whether it is in the text
+    decides the quantile: limits covered 61 to 95 % and 88 to 96 % in simulation.
     """
     few = too_few(articles)
-    t = None if few is not None else student_quantile((1 + LEVEL) / 2, max(1.0, articles.n_effective_whole - 1))
     found = []
     for q, value in zip(levels, np.quantile(x, levels), strict=True):
         if q in (0.0, 1.0):
             found.append(Quantile(q=q, value=float(value), reason="an extreme has no interval"))
-        elif t is None:
+        elif few is not None:
             found.append(Quantile(q=q, value=float(value), reason=few))
         elif min(q, 1 - q) < _LEAST_TAIL - 1e-9:
             found.append(Quantile(q=q, value=float(value), reason=_NO_TAIL))
         else:
-            lo, hi, reason = quantile_limits(x, q, articles, t)
+            lo, hi, reason = quantile_limits(x, q, articles, LEVEL)
             found.append(Quantile(q=q, value=float(value), lo=lo, hi=hi, reason=reason))
     return tuple(found)

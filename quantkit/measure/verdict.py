@@ -1,7 +1,7 @@
 """Verdicts: which of two tiers is better, from paired rows, with the family of all pairs in mind.
 
 For tiers A and B over the same tokens, θ is ln(KLD_A / KLD_B), or the difference A − B of ln_ppl_ratio or same_top_p. Its error
-is the jackknife over articles, its p from Student's t with G_eff − 1 degrees of freedom.
+is the jackknife over articles, its p from Student's t with as many degrees of freedom as that error deserves.
 
     better, worse   Holm's p over all pairs of the table is below α
     equivalent      both one-sided tests against ±margin reject (TOST); Holm over a family of its own
@@ -24,7 +24,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import Floats, Groups, group_by, holm, jackknife_se, student_quantile, student_upper_tail
+from quantkit.core.stats import (
+    Floats,
+    Groups,
+    degrees_of_freedom,
+    group_by,
+    holm,
+    jackknife_se,
+    student_quantile,
+    student_upper_tail,
+)
 from quantkit.measure.numbers import Rows, flips, kld, nll_difference
 from quantkit.measure.summary import LEVEL, sorted_rows, too_few
 from quantkit.spec.verdict_records import PairVerdict
@@ -42,10 +51,11 @@ class _Jackknifed(NamedTuple):
 
 
 class _Contrast(NamedTuple):
-    """θ of a pair before the family is known: its value, its error, or why there is none."""
+    """θ of a pair before the family is known: its value, its error with its degrees of freedom, or why there is none."""
 
     theta: float | None
     se: float | None
+    df: float
     reason: str | None
 
 
@@ -82,17 +92,16 @@ def compare_means(observed: Mapping[str, Floats], statistic: PairStatistic, arti
         return ()
     few = too_few(articles)
     parts = {} if few is not None else {name: _jackknife(x, statistic, articles) for name, x in observed.items()}
-    contrasts = [_Contrast(None, None, few) if few is not None else _contrast(observed[a], observed[b], parts[a], parts[b])
-                 for a, b in pairs]
-    df = articles.n_effective - 1
-    p_values = [_times(_p_difference(c, df), n_looks) for c in contrasts]
-    p_equal = [_times(_p_equivalent(c, df, margin), n_looks) for c in contrasts]
+    contrasts = [_Contrast(None, None, 1.0, few) if few is not None
+                 else _contrast(observed[a], observed[b], parts[a], parts[b], articles) for a, b in pairs]
+    p_values = [_times(_p_difference(c), n_looks) for c in contrasts]
+    p_equal = [_times(_p_equivalent(c, margin), n_looks) for c in contrasts]
     # an undefined test stays in the family with p = 1: the family is fixed before measuring
     p_holm = holm([1.0 if p is None else p for p in p_values])
     p_equal_holm = holm([1.0 if p is None else p for p in p_equal])
     verdicts = []
     for i, (a, b) in enumerate(pairs):
-        theta, se, reason = contrasts[i]
+        theta, se, df, reason = contrasts[i]
         if theta is None or se is None:
             verdicts.append(PairVerdict(a=a, b=b, statistic=statistic, verdict="not resolved", reason=reason))
             continue
@@ -170,34 +179,35 @@ def _jackknife(x: Floats, statistic: PairStatistic, articles: Groups) -> _Jackkn
     return _Jackknifed(math.log(whole), np.log(without)) if without.min() > 0 else None
 
 
-def _contrast(x: Floats, y: Floats, a: _Jackknifed | None, b: _Jackknifed | None) -> _Contrast:
+def _contrast(x: Floats, y: Floats, a: _Jackknifed | None, b: _Jackknifed | None, articles: Groups) -> _Contrast:
     if np.array_equal(x, y):
-        return _Contrast(0.0, 0.0, None)
+        return _Contrast(0.0, 0.0, 1.0, None)
     if a is None or b is None:
-        return _Contrast(None, None, "the KLD of one of them is exactly zero, or one article carries it all")
-    return _Contrast(a.whole - b.whole, jackknife_se(a.without - b.without), None)
+        return _Contrast(None, None, 1.0, "the KLD of one of them is exactly zero, or one article carries it all")
+    without = a.without - b.without
+    return _Contrast(a.whole - b.whole, jackknife_se(without), degrees_of_freedom(articles, without), None)
 
 
 def _times(p: float | None, n: int) -> float | None:
     return None if p is None else min(1.0, n * p)
 
 
-def _p_difference(contrast: _Contrast, df: float) -> float | None:
+def _p_difference(contrast: _Contrast) -> float | None:
     if contrast.theta is None or contrast.se is None:
         return None
     if contrast.theta == 0:
         return 1.0
-    return 2 * student_upper_tail(abs(contrast.theta) / contrast.se if contrast.se else math.inf, df)
+    return 2 * student_upper_tail(abs(contrast.theta) / contrast.se if contrast.se else math.inf, contrast.df)
 
 
-def _p_equivalent(contrast: _Contrast, df: float, margin: float) -> float | None:
+def _p_equivalent(contrast: _Contrast, margin: float) -> float | None:
     """The larger p of the two one-sided tests of θ <= −margin and θ >= margin. Source: Schuirmann 1987."""
     if contrast.theta is None or contrast.se is None:
         return None
     room = margin - abs(contrast.theta)
     if contrast.se == 0:
         return 0.0 if room > 0 else 1.0
-    return student_upper_tail(room / contrast.se, df)
+    return student_upper_tail(room / contrast.se, contrast.df)
 
 
 def _word(theta: float, statistic: PairStatistic, differs: bool, equal: bool) -> str:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.core.stats import (
+    degrees_of_freedom,
     group_by,
     holm,
     jackknife_se,
@@ -76,15 +77,36 @@ def test_student_agrees_with_tables() -> None:
     assert student_upper_tail(40.0, 50) > 0  # no cancellation far out
 
 
+def test_degrees_of_freedom_by_hand() -> None:
+    one_another = np.array([1.0, -1.0] * 8)  # Σd⁴/(Σd²)² = 1/G: nothing to say against G_w
+    assert degrees_of_freedom(group_by(np.arange(16)), one_another) == pytest.approx(0.75 * 15)
+    assert degrees_of_freedom(group_by(np.arange(16)), np.zeros(16)) == pytest.approx(0.75 * 15)
+    theta = np.array([0.0] * 15 + [16.0])  # d: fifteen times −1, once 15
+    nu = 2 / ((15 + 15**4) / (15 + 15**2) ** 2 - 1 / 16)
+    assert nu == pytest.approx(2.45, abs=0.01)
+    assert degrees_of_freedom(group_by(np.arange(16)), theta) == pytest.approx(0.75 * (nu - 1))
+    unequal = group_by(np.repeat(np.arange(12), [8] + [1] * 11))
+    assert degrees_of_freedom(unequal, np.array([1.0, -1.0] * 6)) == 1.0  # (64 + 11)² / (4096 + 11) = 1.4 articles
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=30), st.floats(0.01, 100), st.floats(-1e3, 1e3))
+def test_degrees_of_freedom_know_no_unit_and_no_sign(theta: list[float], scale: float, shift: float) -> None:
+    x, groups = np.array(theta), group_by(np.arange(len(theta)))
+    df = degrees_of_freedom(groups, x)
+    assert 1 <= df <= max(1.0, 0.75 * (len(theta) - 1) + 1e-9)
+    if np.ptp(x) > 1:
+        assert degrees_of_freedom(groups, shift - scale * x) == pytest.approx(df, rel=1e-5)
+
+
 def test_scipy_is_not_loaded_with_the_module() -> None:
-    code = "import sys, quantkit.core.stats, quantkit.measure.summary; sys.exit('scipy' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, quantkit.core.stats, quantkit.measure.summary; print('scipy' in sys.modules, 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False True\n"
 
 
 def test_quantile_limits_of_single_observations_are_near_the_binomial_ones() -> None:
     x = np.arange(2000, dtype=np.float64)
-    lo, hi, reason = quantile_limits(x, 0.9, group_by(np.arange(2000)), 1.96)
-    reach = 1.96 * math.sqrt(0.9 * 0.1 / 1999)
+    lo, hi, reason = quantile_limits(x, 0.9, group_by(np.arange(2000)), 0.95)
+    reach = student_quantile(0.975, 0.75 * 244 * 2) * math.sqrt(0.9 * 0.1 / 1999)  # about: Σd⁴/(Σd²)² of 9 in 10 and 1 in 10
     assert reason is None
     assert lo == pytest.approx(1999 * (0.9 - reach), abs=0.5)
     assert hi == pytest.approx(1999 * (0.9 + reach), abs=0.5)
@@ -93,17 +115,17 @@ def test_quantile_limits_of_single_observations_are_near_the_binomial_ones() -> 
 def test_quantile_limits_are_none_in_a_thin_tail() -> None:
     groups = group_by(np.arange(1599) % 16)
     x = np.random.default_rng(3).standard_normal(1599)
-    lo, hi, reason = quantile_limits(x, 0.99, groups, 2.0)
+    lo, hi, reason = quantile_limits(x, 0.99, groups, 0.8)
     assert [lo, hi, reason] == [None, None, "fewer than 16 tokens beyond the quantile"]
-    assert quantile_limits(np.append(x, 0.0), 0.99, group_by(np.arange(1600) % 16), 2.0).reason is None
-    assert quantile_limits(x, 0.01, groups, 2.0).lo is None
+    assert quantile_limits(np.append(x, 0.0), 0.99, group_by(np.arange(1600) % 16), 0.8).reason is None
+    assert quantile_limits(x, 0.01, groups, 0.8).lo is None
     many = np.arange(16000, dtype=np.float64)
-    assert quantile_limits(many, 0.999, group_by(np.arange(16000)), 1.96).reason is None  # 16 exactly
+    assert quantile_limits(many, 0.999, group_by(np.arange(16000)), 0.95).reason is None  # 16 exactly
 
 
 def test_quantile_limits_are_none_where_one_would_lie_beyond_all() -> None:
     x = np.repeat([0.0, 1.0], [1900, 100]) + np.arange(2000) / 1e6  # all large ones in one of ten groups
-    assert quantile_limits(x, 0.97, group_by(np.repeat(np.arange(10), 200)), 2.3).reason == (
+    assert quantile_limits(x, 0.97, group_by(np.repeat(np.arange(10), 200)), 0.95).reason == (
         "too uncertain: a limit would lie beyond all tokens")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from quantkit.measure.numbers import Rows
 from quantkit.spec.records import ROW_DTYPE
@@ -27,3 +28,12 @@ def make_rows(*, n_article: int = 10, n_chunk: int = 4, n_pos: int = 20, seed: i
     rows["top1_base"] = rng.integers(0, 1000, n)
     rows["top1_q"] = rows["top1_base"] + (rng.random(n) < flip_share)
     return rows
+
+
+def df_by_hand(sizes: npt.ArrayLike, without: npt.ArrayLike) -> float:
+    """3/4 · (min(G_w, 2 / (Σ d⁴ / (Σ d²)² − 1/G)) − 1), written out with loops."""
+    n, theta = [float(x) for x in np.asarray(sizes)], [float(x) for x in np.asarray(without)]
+    mean = sum(theta) / len(theta)
+    second, fourth = sum((x - mean) ** 2 for x in theta), sum((x - mean) ** 4 for x in theta)
+    g_w = sum(x**2 for x in n) ** 2 / sum(x**4 for x in n)
+    return 0.75 * (min(g_w, 2 / (fourth / second**2 - 1 / len(theta))) - 1)

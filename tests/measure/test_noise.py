@@ -13,7 +13,7 @@ from quantkit.measure.noise import KernelSettings, compare_to_floors, mark_arith
 from quantkit.measure.numbers import Rows
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.verdict_records import FloorVerdict, PairVerdict
-from tests.measure.synthetic import make_rows
+from tests.measure.synthetic import df_by_hand, make_rows
 
 KERNEL = KernelSettings("no_repack", "on", False, 512)
 
@@ -37,8 +37,9 @@ def test_the_ratio_by_hand() -> None:
     without = np.array([math.log(tier["kld"][k].mean() / floor["kld"][k].mean()) for k in keep])
     se = math.sqrt(11 / 12 * ((without - without.mean()) ** 2).sum())
     assert got.ratio == pytest.approx(math.exp(theta))
-    assert got.hi == pytest.approx(math.exp(theta + student_quantile(0.975, 11) * se))
-    assert got.p == pytest.approx(student_upper_tail((math.log(2) - theta) / se, 11))
+    df = df_by_hand([80] * 12, without)
+    assert got.hi == pytest.approx(math.exp(theta + student_quantile(0.975, df) * se))
+    assert got.p == pytest.approx(student_upper_tail((math.log(2) - theta) / se, df))
     assert [got.kld, got.floor, got.kernel] == [tier["kld"].mean(), floor["kld"].mean(), "k"]
 
 

@@ -16,7 +16,7 @@ from quantkit.measure.numbers import Rows
 from quantkit.measure.slices import TOKEN_CLASSES, Piece, slice_rows, token_class
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.verdict_records import Slice
-from tests.measure.synthetic import make_rows
+from tests.measure.synthetic import df_by_hand, make_rows
 
 CLASSES = {i: TOKEN_CLASSES[i % 6] for i in range(1000)}
 
@@ -60,15 +60,15 @@ def test_each_cut_holds_every_token_once(seed: int) -> None:
 
 
 def test_a_slice_is_a_ratio_with_the_jackknife_of_a_ratio() -> None:
-    rows = make_rows(n_article=12)
+    rows = make_rows(n_article=16)
     got = slices_of(rows, "margin")[3]
     mask = (rows["margin_base"] >= 0.5) & (rows["margin_base"] < 1.0)
     own = rows[mask]
     assert [got.lo, got.hi, got.name, got.n_scored] == [0.5, 1.0, "0.5 to 1 nats", mask.sum()]
-    theta = np.array([math.log(own["kld"][own["article"] != g].sum() / (own["article"] != g).sum()) for g in range(12)])
-    se = math.sqrt(11 / 12 * ((theta - theta.mean()) ** 2).sum())
+    theta = np.array([math.log(own["kld"][own["article"] != g].sum() / (own["article"] != g).sum()) for g in range(16)])
+    se = math.sqrt(15 / 16 * ((theta - theta.mean()) ** 2).sum())
     sizes = np.bincount(own["article"])
-    df = len(own) ** 2 / (sizes**2).sum() - 1
+    df = df_by_hand(sizes, theta)
     assert got.kld is not None
     assert got.kld.value == pytest.approx(own["kld"].mean())
     assert got.kld.hi == pytest.approx(own["kld"].mean() * math.exp(student_quantile(0.975, df) * se), rel=1e-9)

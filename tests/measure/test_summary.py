@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.core.errors import InputError
-from quantkit.core.stats import group_by, quantile_limits, student_quantile
+from quantkit.core.stats import group_by, jackknife_se, quantile_limits, student_quantile
 from quantkit.measure.numbers import Rows, p_diff
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import ROW_DTYPE, Estimate
-from tests.measure.synthetic import make_rows
+from tests.measure.synthetic import df_by_hand, make_rows
 
 MEANS = ("ppl_base", "ppl_q", "ln_ppl_ratio", "ppl_drift", "kld", "p_diff", "p_diff_rms", "same_top_p")
 
@@ -72,7 +72,7 @@ def test_published_error_is_the_jackknife_over_articles_on_the_log_scale() -> No
     got = summarize(rows).kld
     theta = np.array([np.log(without(rows, article)["kld"].mean()) for article in range(10)])
     se = math.sqrt(9 / 10 * ((theta - theta.mean()) ** 2).sum())
-    t = student_quantile(0.975, 9)
+    t = student_quantile(0.975, df_by_hand([80] * 10, theta))
     mean = rows["kld"].mean()
     assert got.se == pytest.approx(mean * se, rel=1e-10)
     assert got.lo == pytest.approx(mean * math.exp(-t * se), rel=1e-10)
@@ -87,33 +87,50 @@ def test_published_error_of_a_ratio_is_paired_and_on_its_own_scale() -> None:
     se = math.sqrt(9 / 10 * ((theta - theta.mean()) ** 2).sum())
     assert got.value is not None
     assert got.se == pytest.approx(se, rel=1e-10)
-    assert got.hi == pytest.approx(got.value + student_quantile(0.975, 9) * se, rel=1e-10)
+    reach = student_quantile(0.975, df_by_hand([80] * 10, theta)) * se
+    assert got.hi == pytest.approx(got.value + reach, rel=1e-10)
     drift = summarize(rows).ppl_drift
     assert drift.se == pytest.approx(math.exp(got.value) * se, rel=1e-10)
-    assert drift.lo == pytest.approx(math.expm1(got.value - student_quantile(0.975, 9) * se), rel=1e-10)
+    assert drift.lo == pytest.approx(math.expm1(got.value - reach), rel=1e-10)
     unpaired = summarize(rows).ppl_base
     assert unpaired.se is not None
     assert unpaired.value is not None
     assert se < unpaired.se / unpaired.value / 2
 
 
-def test_unequal_articles_take_degrees_of_freedom_from_their_effective_number() -> None:
-    rows = make_rows(n_article=12)
-    rows = rows[(rows["article"] >= 4) | (rows["chunk"] % 4 == 0)]  # four articles of one chunk, eight of four
+def test_unequal_articles_take_degrees_of_freedom_from_their_sizes() -> None:
+    rows = make_rows(n_article=16)
+    rows = rows[(rows["article"] >= 4) | (rows["chunk"] % 4 == 0)]  # four articles of one chunk, twelve of four
     got = summarize(rows)
-    g_eff = 36**2 / (4 + 8 * 16)
-    theta = np.array([p_diff(w).mean() for w in (without(rows, a) for a in range(12))])
-    se = math.sqrt(11 / 12 * ((theta - theta.mean()) ** 2).sum())
-    assert got.g_eff == pytest.approx(g_eff, rel=1e-14)
+    theta = np.array([p_diff(w).mean() for w in (without(rows, a) for a in range(16))])
+    se = math.sqrt(15 / 16 * ((theta - theta.mean()) ** 2).sum())
+    df = df_by_hand([20] * 4 + [80] * 12, theta)
+    assert got.g_eff == pytest.approx(52**2 / (4 + 12 * 16), rel=1e-14)
+    assert df <= 0.75 * ((4 + 12 * 16) ** 2 / (4 + 12 * 256) - 1)
     assert got.p_diff.value is not None
-    assert got.p_diff.hi == pytest.approx(got.p_diff.value + student_quantile(0.975, g_eff - 1) * se, rel=1e-10)
+    assert got.p_diff.hi == pytest.approx(got.p_diff.value + student_quantile(0.975, df) * se, rel=1e-10)
+
+
+def test_one_article_that_makes_the_error_takes_the_degrees_of_freedom_away() -> None:
+    rows = make_rows(n_article=20)
+
+    def factor() -> float:
+        """How many standard errors the upper end is away, on the scale of the interval."""
+        got = summarize(rows).kld
+        assert None not in (got.value, got.se, got.hi)
+        return math.log(got.hi / got.value) * got.value / got.se  # type: ignore[operator]
+
+    assert factor() < 2.5
+    rows["kld"][rows["article"] == 3] *= 30
+    assert factor() == pytest.approx(student_quantile(0.975, 1.0), rel=0.1)
 
 
 def test_ends_of_shares_and_roots_are_transformed_back() -> None:
     rows = make_rows()
     got = summarize(rows)
     flip = np.array([np.log(np.mean(w["top1_q"] != w["top1_base"])) for w in (without(rows, a) for a in range(10))])
-    reach = student_quantile(0.975, 9) * math.sqrt(9 / 10 * ((flip - flip.mean()) ** 2).sum())
+    t = student_quantile(0.975, df_by_hand([80] * 10, flip))
+    reach = t * math.sqrt(9 / 10 * ((flip - flip.mean()) ** 2).sum())
     share = np.mean(rows["top1_q"] != rows["top1_base"])
     assert got.same_top_p.lo == pytest.approx(1 - share * math.exp(reach), rel=1e-10)
     assert got.same_top_p.hi == pytest.approx(1 - share * math.exp(-reach), rel=1e-10)
@@ -121,11 +138,12 @@ def test_ends_of_shares_and_roots_are_transformed_back() -> None:
     se = math.sqrt(9 / 10 * ((root - root.mean()) ** 2).sum())
     assert got.p_diff_rms.value is not None
     assert got.p_diff_rms.se == pytest.approx(got.p_diff_rms.value * se / 2, rel=1e-10)
-    assert got.p_diff_rms.lo == pytest.approx(got.p_diff_rms.value * math.exp(-student_quantile(0.975, 9) * se / 2), rel=1e-10)
+    t = student_quantile(0.975, df_by_hand([80] * 10, root))
+    assert got.p_diff_rms.lo == pytest.approx(got.p_diff_rms.value * math.exp(-t * se / 2), rel=1e-10)
 
 
 def test_the_share_never_leaves_its_range() -> None:
-    rows = make_rows(n_article=6, n_chunk=1, n_pos=5, flip_share=0.0)
+    rows = make_rows(n_article=10, n_chunk=1, n_pos=5, flip_share=0.0)
     rows["top1_q"][:3] += 1
     rows["top1_q"][25] += 1
     got = summarize(rows).same_top_p
@@ -135,7 +153,7 @@ def test_the_share_never_leaves_its_range() -> None:
     assert got.hi <= 1
 
 
-@pytest.mark.parametrize(("n_article", "reason"), [(1, "1 article"), (2, "2 articles"), (5, "5 articles")])
+@pytest.mark.parametrize(("n_article", "reason"), [(1, "1 article"), (2, "2 articles"), (9, "9 articles")])
 def test_few_articles_have_no_interval_and_no_published_error(n_article: int, reason: str) -> None:
     got = summarize(make_rows(n_article=n_article))
     for name in MEANS:
@@ -147,11 +165,11 @@ def test_few_articles_have_no_interval_and_no_published_error(n_article: int, re
     assert {(x.lo, x.hi, x.reason) for x in got.kld_quantiles if 0 < x.q < 1} == {(None, None, reason)}
 
 
-def test_six_articles_worth_fewer_have_no_interval() -> None:
-    rows = make_rows(n_article=7)
-    rows = rows[(rows["article"] < 4) | (rows["chunk"] % 4 == 0)]
-    assert summarize(rows).kld.reason == "7 articles, worth 5.4 of equal length"
-    assert summarize(make_rows(n_article=6)).kld.se is not None
+def test_ten_articles_worth_fewer_have_no_interval() -> None:
+    rows = make_rows(n_article=12)
+    rows = rows[(rows["article"] < 6) | (rows["chunk"] % 4 == 0)]  # six of four chunks, six of one
+    assert summarize(rows).kld.reason == f"12 articles, worth {(6 * 16 + 6) ** 2 / (6 * 256 + 6):.1f} of equal length"
+    assert summarize(make_rows(n_article=10)).kld.se is not None
 
 
 def test_one_chunk_has_no_chunk_error() -> None:
@@ -205,15 +223,16 @@ def test_a_tier_better_than_base_keeps_its_sign() -> None:
 def test_quantiles_have_limits_where_the_tail_is_thick_enough() -> None:
     rows = make_rows(n_article=20, n_chunk=8, n_pos=50)
     got = summarize(rows)
-    median, p95, p99, p999, top = (got.kld_quantile(q) for q in (0.5, 0.95, 0.99, 0.999, 1.0))
+    median, p95, p99, top = (got.kld_quantile(q) for q in (0.5, 0.95, 0.99, 1.0))
     assert median.lo is not None
     assert median.hi is not None
     assert median.lo < median.value < median.hi
-    assert [p95.reason, p99.reason, top.reason] == [None, None, "an extreme has no interval"]
-    assert p999.reason == "no interval beyond 1 and 99 %: one article can make such a tail"
-    assert [p999.lo, p999.hi] == [None, None]
-    assert p999.value == np.quantile(rows["kld"], 0.999)
-    thin = summarize(make_rows(n_article=20, n_chunk=1, n_pos=50)).kld_quantile(0.99)  # 1000 tokens
+    assert [p95.reason, top.reason] == [None, "an extreme has no interval"]
+    assert p99.reason == "no interval beyond 5 and 95 %: one article can make such a tail"
+    assert [p99.lo, p99.hi] == [None, None]
+    assert p99.value == np.quantile(rows["kld"], 0.99)
+    assert [got.p_diff_quantile(q).lo is None for q in (0.01, 0.05, 0.95, 0.99)] == [True, False, False, True]
+    thin = summarize(make_rows(n_article=20, n_chunk=1, n_pos=15)).kld_quantile(0.95)  # 300 tokens
     assert thin.reason == "fewer than 16 tokens beyond the quantile"
 
 
@@ -228,16 +247,15 @@ def test_perplexity_has_an_error_and_no_interval() -> None:
     assert got.reason.startswith("no interval: perplexity says as much of the articles")
 
 
-def test_a_quantiles_degrees_of_freedom_are_of_whole_articles() -> None:
+def test_a_quantiles_limits_are_those_of_the_share_beyond_it() -> None:
     rows = make_rows(n_article=20, n_chunk=4, n_pos=40)
     rows = rows[(rows["article"] >= 5) | (rows["chunk"] % 4 == 0)]  # five articles of one chunk, fifteen of four
     articles = group_by(rows["article"])
-    n = np.array([1.0] * 5 + [4.0] * 15)
-    df = (n**2).sum() ** 2 / (n**4).sum() - 1
-    assert articles.n_effective_whole - 1 == pytest.approx(df)
-    want = quantile_limits(rows["kld"], 0.9, articles, student_quantile(0.975, df))
+    share = articles.means_without((rows["kld"] > np.quantile(rows["kld"], 0.9)).astype(float))
+    reach = student_quantile(0.975, df_by_hand([40] * 5 + [160] * 15, share)) * jackknife_se(share)
     got = summarize(rows).kld_quantile(0.9)
-    assert (got.lo, got.hi) == (want.lo, want.hi)
+    assert [got.lo, got.hi] == pytest.approx(np.quantile(rows["kld"], [0.9 - reach, 0.9 + reach]).tolist(), rel=1e-9)
+    assert (got.lo, got.hi, None) == quantile_limits(rows["kld"], 0.9, articles, 0.95)
 
 
 def test_parts_in_any_order_give_the_same_bits() -> None:

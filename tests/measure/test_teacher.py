@@ -24,12 +24,12 @@ def test_value_and_chance_by_hand() -> None:
 
 def test_error_is_the_jackknife_over_articles() -> None:
     rng = np.random.default_rng(0)
-    articles = np.repeat(np.arange(8), 50)
-    right = rng.random(400) < np.repeat(rng.uniform(0.3, 0.9, 8), 50)
-    trunk = np.arange(400, dtype=np.int32)
+    articles = np.repeat(np.arange(10), 50)
+    right = rng.random(500) < np.repeat(rng.uniform(0.3, 0.9, 10), 50)
+    trunk = np.arange(500, dtype=np.int32)
     result = teacher_forced(trunk, np.where(right, trunk, -1).astype(np.int32), articles, articles)
-    without = np.array([right[articles != g].mean() for g in range(8)])
-    assert result.se == pytest.approx(float(np.sqrt(7 / 8 * np.square(without - without.mean()).sum())))
+    without = np.array([right[articles != g].mean() for g in range(10)])
+    assert result.se == pytest.approx(float(np.sqrt(9 / 10 * np.square(without - without.mean()).sum())))
     assert result.se_iid is not None
     assert result.lo is not None
     assert result.se_iid < (result.se or 0)

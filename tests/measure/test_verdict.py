@@ -17,7 +17,7 @@ from quantkit.measure.numbers import Rows
 from quantkit.measure.summary import base_rows
 from quantkit.measure.verdict import PairStatistic, compare_means, compare_pairs, letters, observe_pair
 from quantkit.spec.verdict_records import PairVerdict
-from tests.measure.synthetic import make_rows
+from tests.measure.synthetic import df_by_hand, make_rows
 
 MARGIN = math.log(1.05)
 STATISTICS: tuple[PairStatistic, ...] = ("kld", "ln_ppl_ratio", "same_top_p")
@@ -30,6 +30,12 @@ def scaled(rows: Rows, factor: float, *, noise: float = 0.0, seed: int = 1) -> R
     return own
 
 
+def log_ratios(a: Rows, b: Rows) -> list[float]:
+    """θ without each article."""
+    keep = [a["article"] != g for g in np.unique(a["article"])]
+    return [math.log(a["kld"][k].mean() / b["kld"][k].mean()) for k in keep]
+
+
 def pair(a: Rows, b: Rows, statistic: PairStatistic = "kld", **other: Any) -> PairVerdict:
     return compare_pairs({"A": a, "B": b}, statistic, **{"margin": MARGIN, **other})[0]
 
@@ -39,14 +45,15 @@ def test_ratio_by_hand() -> None:
     b = scaled(a, 1.2, noise=0.5)
     got = pair(a, b)
     theta = math.log(a["kld"].mean() / b["kld"].mean())
-    without = np.array([math.log(a["kld"][a["article"] != g].mean() / b["kld"][a["article"] != g].mean()) for g in range(12)])
+    without = np.array(log_ratios(a, b))
     se = math.sqrt(11 / 12 * ((without - without.mean()) ** 2).sum())
     assert got.difference == pytest.approx(theta, rel=1e-12)
     assert got.se == pytest.approx(se, rel=1e-9)
-    assert got.p == pytest.approx(2 * student_upper_tail(abs(theta) / se, 11), rel=1e-7)
-    assert got.lo == pytest.approx(theta - student_quantile(0.975, 11) * se, rel=1e-9)
-    assert got.p_equivalent == pytest.approx(student_upper_tail((MARGIN - abs(theta)) / se, 11), rel=1e-7)
-    assert got.detectable == pytest.approx((student_quantile(0.975, 11) + student_quantile(0.8, 11)) * se, rel=1e-9)
+    df = df_by_hand([80] * 12, without)
+    assert got.p == pytest.approx(2 * student_upper_tail(abs(theta) / se, df), rel=1e-7)
+    assert got.lo == pytest.approx(theta - student_quantile(0.975, df) * se, rel=1e-9)
+    assert got.p_equivalent == pytest.approx(student_upper_tail((MARGIN - abs(theta)) / se, df), rel=1e-7)
+    assert got.detectable == pytest.approx((student_quantile(0.975, df) + student_quantile(0.8, df)) * se, rel=1e-9)
     assert got.n_article_needed == math.ceil(12 * (got.detectable / MARGIN) ** 2)  # type: ignore[operator]
 
 
@@ -87,7 +94,7 @@ def test_equal_tiers_differ_by_exactly_zero(statistic: PairStatistic) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 2), st.sampled_from(STATISTICS))
 def test_a_against_b_mirrors_b_against_a(seed: int, factor: float, statistic: PairStatistic) -> None:
-    a, b = make_rows(n_article=8, n_chunk=2, n_pos=10, seed=seed), make_rows(n_article=8, n_chunk=2, n_pos=10, seed=seed)
+    a, b = make_rows(n_chunk=2, n_pos=10, seed=seed), make_rows(n_chunk=2, n_pos=10, seed=seed)
     b["kld"] = scaled(a, factor, noise=0.3, seed=seed)["kld"]
     b["nll_q"] *= factor
     b["top1_q"][:: max(1, seed % 9)] += 1
@@ -129,7 +136,8 @@ def test_the_family_is_all_pairs() -> None:
         assert v.p <= v.p_holm <= min(1.0, 6 * v.p) + 1e-15
         assert v.se is not None
         assert v.difference is not None
-        assert v.hi_simultaneous == pytest.approx(v.difference + student_quantile(1 - 0.025 / 6, 19) * v.se, rel=1e-9)
+        df = df_by_hand([80] * 20, log_ratios(tiers[v.a], tiers[v.b]))
+        assert v.hi_simultaneous == pytest.approx(v.difference + student_quantile(1 - 0.025 / 6, df) * v.se, rel=1e-9)
     assert compare_pairs({"A": a}, "kld", margin=MARGIN) == ()
 
 
@@ -187,18 +195,19 @@ def test_looks_share_the_errors() -> None:
     assert once.se is not None
     assert once.difference is not None
     assert often.p == pytest.approx(min(1.0, 5 * once.p))
-    assert often.hi == pytest.approx(once.difference + student_quantile(1 - 0.025 / 5, 19) * once.se)
-    assert often.detectable == pytest.approx((student_quantile(1 - 0.025 / 5, 19) + student_quantile(0.8, 19)) * once.se)
+    df = df_by_hand([80] * 20, log_ratios(a, b))
+    assert often.hi == pytest.approx(once.difference + student_quantile(1 - 0.025 / 5, df) * once.se)
+    assert often.detectable == pytest.approx((student_quantile(1 - 0.025 / 5, df) + student_quantile(0.8, df)) * once.se)
 
 
 def test_means_of_equal_chunks_give_the_verdicts_of_their_tokens() -> None:
-    a = make_rows(n_article=9)
+    a = make_rows(n_article=10)
     b = scaled(a, 1.1, noise=0.5)
     b["nll_q"] += 0.01
     b["top1_q"][::5] += 1
     for statistic in STATISTICS:
         by_token = pair(a, b, statistic)
-        means = {name: observe_pair(rows, statistic).reshape(36, 20).mean(axis=1) for name, rows in (("A", a), ("B", b))}
+        means = {name: observe_pair(rows, statistic).reshape(40, 20).mean(axis=1) for name, rows in (("A", a), ("B", b))}
         by_chunk = compare_means(means, statistic, group_by(a["article"][::20]), margin=MARGIN)[0]
         assert by_chunk.difference == pytest.approx(by_token.difference, rel=1e-9)
         assert by_chunk.se == pytest.approx(by_token.se, rel=1e-9)

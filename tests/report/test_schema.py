@@ -22,10 +22,13 @@ def made() -> dict[str, Any]:
 
 def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
+    with pytest.raises(jsonschema.SchemaError):
+        jsonschema.Draft202012Validator.check_schema({**SCHEMA, "required": "schema"})
 
 
 def test_the_table_is_valid() -> None:
-    jsonschema.validate(made(), SCHEMA)
+    assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(made())) == []
 
 
 def test_every_published_field_is_described() -> None:

@@ -19,7 +19,7 @@ from tests.measure.test_verdict import scaled
 from tests.report.test_table import HEADER, make_table, md_cells
 
 A = make_rows(n_article=20)
-TIERS = {"Q8_0": A, "Q5_K_M": scaled(A, 2.0, noise=0.1), "Q5_K_S": scaled(A, 2.0, noise=2.0, seed=3),
+TIERS = {"Q8_0": A, "Q5_K_M": scaled(A, 2.0, noise=0.1), "Q5_K_S": scaled(A, 2.0, noise=1.5, seed=3),
          "IQ1_M": scaled(A, 9, noise=0.1)}
 FLOOR = FloorVerdict(tier="Q8_0", kernel="no_repack", kld=0.01, floor=0.008, ratio=1.25, lo=1.2, hi=1.3, p=0.0, p_holm=0.0,
                      indistinguishable=True)

@@ -73,7 +73,10 @@ class TestLocking:
     def test_titles_and_comments_may_change(self, mine: Path) -> None:
         lock_protocol(mine)
         change(mine, 'title = "', '# a remark\ntitle = "Now ')
-        require_locked(lock_state(mine))
+        state = lock_state(mine)
+        require_locked(state)
+        assert state.changed == ()
+        assert load_protocol(mine).title.startswith("Now ")
 
     def test_a_file_is_called_as_its_protocol(self, mine: Path) -> None:
         other = mine.rename(mine.with_name("yours-v1.toml"))
