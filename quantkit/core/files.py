@@ -257,8 +257,8 @@ class FolderLock:
 
     def __init__(self, folder: Path, works_on: Path | None = None) -> None:
         self._path = folder / _LOCK_NAME
-        self._what = f"works in {folder}: wait for it to end, or choose another run directory" if works_on is None else \
-            f"works on {works_on}: wait for it to end, or choose another output path"
+        self._advice = "choose another run directory" if works_on is None else "choose another output path"
+        self._what = f"works in {folder}" if works_on is None else f"works on {works_on}"
         self._handle = -1
 
     def __enter__(self) -> FolderLock:
@@ -268,14 +268,13 @@ class FolderLock:
         except OSError as error:
             if is_full(error):
                 raise NoSpace(f"the disk is full at {self._path.parent}: free some space and run again") from error
-            raise EnvironmentFault(f"cannot work in {self._path.parent}: {error.strerror}; "
-                                   "choose another run directory") from error
+            raise EnvironmentFault(f"cannot work in {self._path.parent}: {error.strerror}; {self._advice}") from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(self._handle, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
-            raise RunLocked(f"another process (pid {holder}) {self._what}") from error
+            raise RunLocked(f"another process (pid {holder}) {self._what}: wait for it to end, or {self._advice}") from error
         except OSError as error:
             os.close(self._handle)
             raise EnvironmentFault(f"cannot lock {self._path.parent}: {error.strerror}; "
