@@ -21,7 +21,7 @@ from quantkit.core.errors import InputError
 from quantkit.core.files import write_atomic
 from quantkit.core.units import format_bytes
 from quantkit.job.manifest import refresh_files
-from quantkit.report.cells import estimate_text, rate_text, speed_notes
+from quantkit.report.cells import draft_text, estimate_text, rate_text, speed_notes
 from quantkit.report.escape import base_name, md_text, plain_line, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
@@ -159,12 +159,13 @@ def _speed_table(data: RunData) -> list[str]:
     """How fast the tiers are, under the table of what they keep; nothing where none was timed."""
     if not data.speeds:
         return []
-    rows = [["Tier", "Prompt tok/s", "Decode tok/s", "Peak memory"], [":---", "---:", "---:", "---:"]]
+    drafts = ["With drafts"] * any(speed.drafts for speed in data.speeds.values())
+    rows = [["Tier", "Prompt tok/s", "Decode tok/s", "Peak memory", *drafts], [":---", *["---:"] * (3 + len(drafts))]]
     for row in data.tiers:
         if (speed := data.speeds.get(row.tier)) is not None:
             plain = speed.plain
             rows.append([md_text(row.tier), rate_text(plain.prompt_tokens_per_s), rate_text(plain.decode_tokens_per_s),
-                         format_bytes(plain.peak_memory_bytes)])
+                         format_bytes(plain.peak_memory_bytes), *[draft_text(speed)] * len(drafts)])
     return [*("| " + " | ".join(cells) + " |" for cells in rows), ""]
 
 

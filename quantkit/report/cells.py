@@ -51,6 +51,14 @@ def rate_text(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def draft_text(speed: SpeedResult) -> str:
+    """Decoding with the best drafts beside the trunk alone: `1.24 x with 2`, `0.81 x at best`; empty where nothing was drafted."""
+    best = max((d for d in speed.drafts if d.speedup.value is not None), key=lambda d: d.speedup.value or 0.0, default=None)
+    if best is None:
+        return ""
+    return f"{best.speedup.value:.2f} x " + (f"with {best.n_draft}" if best.n_draft == speed.best_n_draft else "at best")
+
+
 def speed_notes(speeds: Iterable[SpeedResult]) -> list[str]:
     """What speeds were taken on, machine by machine; none where there are no speeds."""
     by_machine: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from quantkit.core.units import format_bytes
-from quantkit.report.cells import estimate_text, rate_text, reference_text, shortfall_text, speed_notes
+from quantkit.report.cells import estimate_text, reference_text, shortfall_text
 from quantkit.report.escape import base_name, significant
 from quantkit.report.fit_table import card_fits, short_n_ctx
 from quantkit.report.guidance import recommend
@@ -28,12 +28,12 @@ from quantkit.report.html_parts import (
     table,
 )
 from quantkit.report.html_plan import plan_details, source_details
+from quantkit.report.html_speed import speed_table
 from quantkit.report.not_measured import not_measured, verify_steps
 from quantkit.report.plot_style import Picture
 from quantkit.report.run_data import RunData
 from quantkit.report.table import TableRow
 from quantkit.spec.memory_fit import CARDS_GIB, RESERVE_BYTES
-from quantkit.spec.speed_records import PlainSpeed
 
 _MEANING = (
     "Mean KLD: the Kullback-Leibler divergence from the base, nats per token. PPL drift: exp(mean ln ratio of perplexities) − 1. "
@@ -59,7 +59,7 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
     guidance = recommend(data)
     if guidance or data.sentences:
         yield "which", "Which file?", [bullets(guidance), *_sentences(data)]
-    yield "table", "Table", [retention_table(data), element("p", _MEANING, class_="note"), *_table_notes(data)]
+    yield "table", "Table", [retention_table(data), *speed_table(data), element("p", _MEANING, class_="note"), *_table_notes(data)]
     if further := [] if data.run.corpus else data.manifest.get("further_corpora", []):
         yield "texts", "On other texts", [bullets(element("a", text["name"], href=f"{quote(text['name'])}/report.html")
                                                   for text in further)]
@@ -97,13 +97,10 @@ def retention_table(data: RunData) -> Html:
     optional = [name for name, read in _OPTIONAL.items() if any(read(row) is not None for row in data.rows)]
     fits = [m.n_ctx for m in data.base.memory] if data.base else []
     columns = ["Tier", "Size", f"of {data.header.base_type}", "bpw / core", "Mean KLD", "99.9 % KLD", "PPL drift", "Same top token"]
-    speeds = _SPEED if data.speeds else {}
-    columns += [*optional, *speeds, *(f"Card at {short_n_ctx(n)}" for n in fits)]
+    columns += [*optional, *(f"Card at {short_n_ctx(n)}" for n in fits)]
     rows = []
     for row in data.rows:
         cells = [*_number_cells(row), *(_OPTIONAL[name](row) or Cell("") for name in optional)]
-        speed = data.speeds.get(row.tier)
-        cells += [read(speed.plain) if speed else Cell("") for read in speeds.values()]
         if data.base is not None:
             cells += [Cell(fit.text, fit.card_gib or CARDS_GIB[-1] + 1)
                       for fit in card_fits(row, data.plans.get(row.tier), data.base)]
@@ -118,14 +115,6 @@ _OPTIONAL: dict[str, Callable[[TableRow], Cell | None]] = {
     "Group": lambda row: Cell(row.letters) if row.letters else None,
     "Noise floor": lambda row: Cell(significant(row.floor.kld.value or 0.0, 2), row.floor.kld.value) if row.floor else None,
     "KLD of weights": lambda row: Cell(estimate_text(row.weights.kld), row.weights.kld.value) if row.weights else None,
-}
-
-
-# The trunk alone; what drafts gain is in report/speed.md.
-_SPEED: dict[str, Callable[[PlainSpeed], Cell]] = {
-    "Prompt tok/s": lambda plain: Cell(rate_text(plain.prompt_tokens_per_s), plain.prompt_tokens_per_s),
-    "Decode tok/s": lambda plain: Cell(rate_text(plain.decode_tokens_per_s), plain.decode_tokens_per_s),
-    "Peak memory": lambda plain: Cell(format_bytes(plain.peak_memory_bytes), plain.peak_memory_bytes),
 }
 
 
@@ -154,7 +143,6 @@ def _table_notes(data: RunData) -> list[Html]:
     if data.base and data.base.memory:
         lines.append(f"Card: the smallest of {', '.join(map(str, CARDS_GIB))} GiB that holds every layer, an F16 KV cache, compute "
                      f"buffers and {format_bytes(RESERVE_BYTES)} for the driver. The file alone is less than that.")
-    lines += speed_notes(data.speeds.values())
     reason = data.rows[-1].summary.ln_ppl_ratio.reason
     if data.rows[-1].summary.ln_ppl_ratio.se is None and reason:
         lines.append(f"No ± and no interval: {reason}.")

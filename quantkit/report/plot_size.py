@@ -125,6 +125,7 @@ class _Mark(NamedTuple):
     text: str
 
 
+_FLOOR = "the same of each file"
 _BAND: dict[str, Any] = {"facecolor": LIGHT, "edgecolor": GREY, "hatch": "///", "alpha": 0.45, "linewidth": 0}
 
 # Of several runs each has a shape too, which grey print needs; the diamond and the cross are taken.
@@ -156,8 +157,8 @@ def draw_by_size(measure: Measure, series: Sequence[Series], caption: Caption, *
         name_axis(figure, axes, measure.label)
         measure.scale(axes, [y for _, _, y, _ in drawn])
         axes.margins(x=0.07)
-        _draw_floor(axes, measure, noise_floor, [point for point, *_ in drawn], unit)
-        legend_box = _draw_legend(figure, axes, measure, series, [point for point, *_ in drawn])
+        is_below = _draw_floor(axes, measure, noise_floor, [point for point, *_ in drawn], unit)
+        legend_box = _draw_legend(figure, axes, measure, series, [point for point, *_ in drawn], has_floor_below=is_below)
         names = short_names([point.label for point, *_ in drawn])
         obstacles = [*legend_box, *_marks_in_pixels(axes, measure, drawn)]
         draw_labels(axes, [(x, y) for _, x, y, _ in drawn], names, obstacles,
@@ -185,23 +186,35 @@ def _draw_series(axes: Axes, measure: Measure, series: Series, unit: int, look: 
     return drawn
 
 
-def _draw_floor(axes: Axes, measure: Measure, noise_floor: float | None, points: Sequence[SizePoint], unit: int) -> None:
-    """The base's own floor as a band from the bottom, each tier's as a short bar at its size."""
+def _draw_floor(axes: Axes, measure: Measure, noise_floor: float | None, points: Sequence[SizePoint], unit: int) -> bool:
+    """The base's own floor as a band from the bottom, each tier's as a short bar at its size.
+
+    Returns:
+        Whether one of them lies below the picture; it is not drawn then, since room for it would press the tiers together.
+    """
     bottom, top = axes.get_ylim()
+    is_below = False
     if noise_floor is not None and (y := measure.to_axis(noise_floor, 1)) is not None:
-        axes.axhspan(bottom, y, zorder=0, **_BAND)
+        if y > bottom:
+            axes.axhspan(bottom, y, zorder=0, **_BAND)
+        is_below = y <= bottom
     for point in points:
         if point.floor is not None and (y := measure.to_axis(point.floor, 1)) is not None:
-            axes.plot([point.size_bytes / unit], [y], marker="_", markersize=13, color=GREY, markeredgewidth=1.6, linestyle="none")
+            if y > bottom:
+                axes.plot([point.size_bytes / unit], [y], marker="_", markersize=13, color=GREY, markeredgewidth=1.6,
+                          linestyle="none", label=_FLOOR)
+            is_below = is_below or y <= bottom
     axes.set_ylim(bottom, top)
+    return is_below
 
 
-def _draw_legend(figure: Figure, axes: Axes, measure: Measure, series: Sequence[Series], points: Sequence[SizePoint]) -> list[Box]:
+def _draw_legend(figure: Figure, axes: Axes, measure: Measure, series: Sequence[Series], points: Sequence[SizePoint], *,
+                 has_floor_below: bool) -> list[Box]:
     """Only what the picture has, in the corner where that kind of picture is empty."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    states, has_floors = {point.state for point in points}, any(point.floor is not None for point in points)
+    states, has_floors = {point.state for point in points}, any(line.get_label() == _FLOOR for line in axes.lines)
     handles: list[Line2D | Patch] = []
     if len(series) > 1:
         names = short_names([one.name for one in series], 40)
@@ -214,7 +227,10 @@ def _draw_legend(figure: Figure, axes: Axes, measure: Measure, series: Sequence[
         handles.append(Patch(**_BAND, label="noise floor: the base in other arithmetic"))
     if has_floors:
         handles.append(Line2D([], [], marker="_", markersize=13, markeredgewidth=1.6, color=GREY, linestyle="none",
-                              label="the same of each file"))
+                              label=_FLOOR))
+    if has_floor_below:
+        others = "other " if has_floors or axes.patches else ""
+        handles.append(Line2D([], [], linestyle="none", label=f"{others}noise floors lie below the picture"))
     if not handles:
         return []
     options: dict[str, Any] = {"loc": measure.legend, "handletextpad": 0.6, "borderaxespad": 0.2, "labelspacing": 0.45}

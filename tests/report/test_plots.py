@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.report import plot_mtp, plot_slices
+from quantkit.report import plot_mtp, plot_size, plot_slices
 from quantkit.report.plot_labels import Box, place_labels
 from quantkit.report.plot_measures import MEASURES
 from quantkit.report.plot_mtp import draw_mtp
@@ -184,7 +184,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(figure)
         return finish(figure, alt)
 
-    for module in (plot_slices, plot_mtp):
+    for module in (plot_slices, plot_mtp, plot_size):
         monkeypatch.setattr(module, "finish", keep)
     return seen
 
@@ -222,6 +222,16 @@ def test_nothing_covers_the_marks_or_names_of_heads(figures: list[Any], n: int) 
     assert min(box.bottom for box in names) > 18  # above the footer
     if n <= 8:
         assert all(a.right < b.left for a, b in itertools.pairwise(names))
+
+
+@pytest.mark.parametrize(("floor", "shown"), [
+    (None, []), (0.0005, ["noise floor: the base in other arithmetic", "the same of each file"]),
+    (1e-9, ["noise floors lie below the picture"]),
+])
+def test_the_legend_has_the_floors_that_are_drawn(figures: list[Any], floor: float | None, shown: list[str]) -> None:
+    draw_by_size(MEASURES[0], [Series(name="a", points=tuple(ladder(5, floor=floor)))], CAPTION, noise_floor=floor)
+    (axes,) = figures[0].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1:] == shown
 
 
 def test_obstacles_out_of_reach_move_no_label() -> None:

@@ -22,7 +22,7 @@ from quantkit.core.errors import CheckFailed, InputError
 from quantkit.core.files import sha256_file
 from quantkit.job.manifest import APART
 from quantkit.job.rundir import RunFolder
-from quantkit.report.cells import speed_notes
+from quantkit.report.cells import draft_text, speed_notes
 from quantkit.report.check import check_report, first_difference
 from quantkit.report.pictures import NAMES
 from quantkit.report.plot_style import Picture
@@ -33,7 +33,7 @@ from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Comparison, Floor, KernelFloor, PairVerdict, Slice, Slices, Verdicts
 from tests.report.document import Document
 from tests.report.run_factory import TIERS, add_speed, change_json, make_run
-from tests.report.test_mtp_report import speed
+from tests.report.test_mtp_report import drafts, speed
 
 ROOT = Path(__file__).parents[2]
 ALL = report_names(["report/retention.md"])
@@ -257,10 +257,11 @@ def test_speeds_stand_beside_the_table_and_are_listed_apart(tmp_path: Path) -> N
     assert differing == {"report/report.html", "report/speed.json", "report/speed.md", APART}
     assert a["manifest.json"] == untimed["manifest.json"]
     page = Document(a["report/report.html"].decode())
-    column = page.row("Tier").index("Decode tok/s")
-    assert page.row("Tier")[column - 1:column + 2] == ["Prompt tok/s", "Decode tok/s", "Peak memory"]
-    assert page.row("Q8_0")[column - 1:column + 2] == ["1,235", "85.2", "3.00 GiB"]
-    assert page.row("IQ1_M")[column - 1:column + 2] == ["", "", ""]
+    head = page.rows.index(["Tier", "Size", "Prompt tok/s", "Decode tok/s", "Peak memory"])
+    assert page.rows[head - 1][0] == "IQ1_M"  # right under the table of what the tiers keep
+    size = page.row("Q8_0")[1]
+    assert page.rows[head + 1] == ["Q8_0", size, "1,235", "85.2", "3.00 GiB"]
+    assert page.rows[head + 2][0] != "IQ1_M"  # it was not timed
     assert "Some <CPU>, 8 cores, 4 threads, CPU, llama.cpp abc" in page.text
     assert "Decode tok/s" not in untimed["report/report.html"].decode()
     assert "none was timed" in untimed["report/report.html"].decode()
@@ -284,6 +285,30 @@ def test_the_page_follows_from_the_bundle_and_its_speeds(tmp_path: Path) -> None
     for damage in (b"", b"[" * 100_000, b'{"a": 1}', b"[3, null, {}]", b"[" + held + b"]"):
         (run.report / "speed.json").write_bytes(damage)
         assert read_run(run.path).speeds == {}
+
+
+@pytest.mark.usefixtures("quick")
+def test_speeds_are_on_the_card_with_their_machine(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"Q8_0": 0.01, "IQ1_M": 0.1})
+    add_speed(run, "Q8_0")
+    write_report(run.path)
+    result = CliRunner().invoke(report, [str(run.path), "--card", "--update", str(run.path / "README.md")], catch_exceptions=False)
+    for text in (result.stdout, (run.path / "README.md").read_text("utf-8")):
+        lines = text.splitlines()
+        at = lines.index("| Tier | Prompt tok/s | Decode tok/s | Peak memory |")
+        assert lines[at + 2:at + 4] == ["| Q8_0 | 1,235 | 85.2 | 3.00 GiB |", ""]
+        assert lines[at - 2].startswith("| IQ1_M |")
+        assert "Speed and peak memory: Some &lt;CPU&gt;, 8 cores" in text
+    result = CliRunner().invoke(report, [str(run.path), "--check", "--update", str(run.path / "README.md")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert sorted(json.loads((run.path / APART).read_bytes())["files"]) == [
+        "README.md", "report/report.html", "report/speed.json", "report/speed.md"]
+
+
+def test_what_drafts_gain_in_a_cell() -> None:
+    assert draft_text(speed(drafts(1, 1.2, 1.1, 1.3), drafts(3, 1.24, 0.9, 1.35), best=3)) == "1.24 x with 3"
+    assert draft_text(speed(drafts(1, 0.8, 0.7, 0.9), drafts(3, 0.5, 0.4, 0.6), best=0)) == "0.80 x at best"
+    assert draft_text(speed(best=None)) == ""
 
 
 def test_speeds_of_two_machines_are_told_apart() -> None:
