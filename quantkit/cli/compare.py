@@ -22,6 +22,7 @@ def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bo
     Runs of another base, other tokens or another evaluation are refused. Every pair of files is tested.
     """
     from quantkit.core.files import refuse_overwrite, write_atomic
+    from quantkit.job.foreign import reading_records
     from quantkit.report.comparison import compare_run_folders, comparison_csv, comparison_json, comparison_md, draw_comparison
 
     if pairs:
@@ -29,11 +30,13 @@ def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bo
             raise click.UsageError("--pairs prints: give --format, and no -o or --force.")
         click.echo(_pairs(runs, format_), nl=False)
         return
-    found = compare_run_folders(runs)
-    texts = {"md": comparison_md(found), "json": comparison_json(found), "csv": comparison_csv(found)}
+    with reading_records(_shown(runs)):
+        found = compare_run_folders(runs)
+        texts = {"md": comparison_md(found), "json": comparison_json(found), "csv": comparison_csv(found)}
+        pictures = draw_comparison(found) if output is not None else {}
     if output is not None:
         made = {f"comparison.{kind}": text.encode() for kind, text in texts.items()}
-        for name, picture in draw_comparison(found).items():
+        for name, picture in pictures.items():
             made[f"{name}.png"], made[f"{name}.svg"] = picture.png, picture.svg
         for name in made:
             refuse_overwrite(output / name, [run / "manifest.json" for run in runs], force=force)
@@ -46,12 +49,18 @@ def compare(runs: tuple[Path, ...], format_: str, output: Path | None, force: bo
 def _pairs(runs: tuple[Path, ...], format_: str) -> str:
     """The verdicts of one run from its records; of several, from all their rows together."""
     from quantkit.core.errors import InputError
+    from quantkit.job.foreign import reading_records
     from quantkit.report.comparison import compare_run_folders
     from quantkit.report.run_data import read_run
     from quantkit.report.verdict_table import pairs_csv, pairs_json, pairs_md
 
-    verdicts = read_run(runs[0]).verdicts if len(runs) == 1 else compare_run_folders(runs).verdicts
+    with reading_records(_shown(runs)):
+        verdicts = read_run(runs[0]).verdicts if len(runs) == 1 else compare_run_folders(runs).verdicts
     if verdicts is None:
         raise InputError(f"expected verdicts of all tiers of {runs[0]} in audit/pairs.json, found none or those of other rows: run "
                          "the command that made it again")
     return {"md": pairs_md, "json": pairs_json, "csv": pairs_csv}[format_](verdicts)
+
+
+def _shown(runs: tuple[Path, ...]) -> str:
+    return " or ".join(map(str, runs))

@@ -35,17 +35,19 @@ def gate(candidate: Path, incumbent: Path | None, protocol: str, settings: tuple
     """
     from quantkit.core.errors import CheckFailed, InputError
     from quantkit.core.files import write_atomic
+    from quantkit.job.foreign import reading_records
     from quantkit.job.gate import gate_runs, gate_store
     from quantkit.report.run_report import render_report
     from quantkit.spec.protocol import load_protocol
 
     loaded, names = load_protocol(protocol, settings), tiers or None
-    if store is not None:
-        result = gate_store(candidate, incumbent, loaded, store, render_report, names, dry_run=dry_run)
-    elif incumbent is not None:
-        result = gate_runs(candidate, incumbent, loaded, render_report, names)
-    else:
-        raise InputError("expected an incumbent to compare with, got none: give --against RUN, --store STORE, or both")
+    with reading_records(f"{candidate} or its incumbent"):
+        if store is not None:
+            result = gate_store(candidate, incumbent, loaded, store, render_report, names, dry_run=dry_run)
+        elif incumbent is not None:
+            result = gate_runs(candidate, incumbent, loaded, render_report, names)
+        else:
+            raise InputError("expected an incumbent to compare with, got none: give --against RUN, --store STORE, or both")
     if junit is not None:
         from quantkit.cli.junit import gate_junit
 

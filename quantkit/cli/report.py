@@ -26,27 +26,29 @@ def report(run: Path, format_: str, check: bool, card: bool, update: Path | None
 
     The same records give the same bytes.
     """
+    from quantkit.job.foreign import reading_records
     from quantkit.report.card import CardOptions, missing_keys, new_card, updated_card, write_card
     from quantkit.report.check import check_card, check_report
     from quantkit.report.run_data import read_run
     from quantkit.report.run_report import write_report
 
     options = CardOptions(base_model=base_model, license=license_, quantized_by=quantized_by)
-    if check:
-        n_files = check_report(run)
+    with reading_records(run):
+        if check:
+            n_files = check_report(run)
+            if update is not None:
+                check_card(update, run)
+            click.echo(f"{n_files} files of the report{' and the card' if update else ''} are what the records give", err=True)
+            return
+        written = write_report(run)
+        data = read_run(run)
+        is_new = card or (update is not None and not update.exists())
         if update is not None:
-            check_card(update, run)
-        click.echo(f"{n_files} files of the report{' and the card' if update else ''} are what the records give", err=True)
-        return
-    written = write_report(run)
-    data = read_run(run)
-    is_new = card or (update is not None and not update.exists())
-    if update is not None:
-        write_card(update, updated_card(update, data, options), data)
-        click.echo(f"card: {update}", err=True)
-    if card:
-        click.echo(new_card(data, options), nl=False)
-    elif update is None:
-        click.echo({"md": written.markdown, "json": written.json, "csv": written.csv}[format_], nl=False)
-    if is_new and (missing := missing_keys(data, options)):
-        click.echo(f"the hub also wants {', '.join(missing)} in a card's front matter: see --help", err=True)
+            write_card(update, updated_card(update, data, options), data)
+            click.echo(f"card: {update}", err=True)
+        if card:
+            click.echo(new_card(data, options), nl=False)
+        elif update is None:
+            click.echo({"md": written.markdown, "json": written.json, "csv": written.csv}[format_], nl=False)
+        if is_new and (missing := missing_keys(data, options)):
+            click.echo(f"the hub also wants {', '.join(missing)} in a card's front matter: see --help", err=True)

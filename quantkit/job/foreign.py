@@ -16,7 +16,7 @@ import dataclasses
 import resource
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +102,23 @@ def read_imatrix(path: Path) -> Imatrix:
 def open_refpack(path: Path, *, check_rows: bool = False) -> Refpack:
     """A reference pack, its numbers checked, see `spec.refpack_file.Refpack`; and its encoded rows, if asked for."""
     return _open_pack(path, check_rows) if is_own(path) else read_in_worker(_open_pack, path, check_rows=check_rows)
+
+
+@contextlib.contextmanager
+def reading_records(where: str | Path) -> Iterator[None]:
+    """Whatever records that make no sense raise in the code that reads or tells them is one sentence.
+
+    Raises:
+        InputError: instead.
+    """
+    try:
+        yield
+    except QuantkitError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"the records of the run in {where} make no sense ({type(error).__name__}: {words!a}): they are damaged "
+                         "or of another version; fetch the bundle again, or run the same command again") from error
 
 
 def require_regular(path: Path) -> int:

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from quantkit.core.errors import InputError
 from quantkit.job.fit import read_base
+from quantkit.job.foreign import reading_records
 from quantkit.job.rundir import RunFolder, read_json
 from quantkit.job.source import read_source
 from quantkit.report.mtp_report import read_results, read_speeds
-from quantkit.report.run_form import check_manifest, reading_records
+from quantkit.report.run_form import check_manifest
 from quantkit.report.sentences import tier_sentences
 from quantkit.report.table import TableHeader, TableRow, order_rows
 from quantkit.spec.base_facts import BaseFacts

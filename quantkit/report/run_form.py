@@ -7,11 +7,10 @@ the rule that no name out of it becomes a path that leads elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quantkit.core.errors import InputError, QuantkitError
+from quantkit.core.errors import InputError
 
 _NUMBER = (int, float)
 _TEXT_OF_CORPUS = {"name": str, "sha256": str}
@@ -56,23 +55,6 @@ def check_manifest(manifest: Mapping[str, Any], where: Path) -> None:
 def can_be_folder(name: str) -> bool:
     """Whether a name is one folder below another, on every system, and printable."""
     return name not in ("", ".", "..") and name.isprintable() and not set(name) & set('/\\:') and len(name.encode()) <= 255
-
-
-@contextmanager
-def reading_records(where: Path) -> Iterator[None]:
-    """Whatever records that make no sense raise in the code that reads or tells them is one sentence.
-
-    Raises:
-        InputError: instead.
-    """
-    try:
-        yield
-    except QuantkitError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"the records of the run in {where} make no sense ({type(error).__name__}: {words!a}): they are damaged "
-                         "or of another version; fetch the bundle again, or run the same command again") from error
 
 
 def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
