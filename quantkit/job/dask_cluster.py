@@ -92,6 +92,7 @@ class DaskCluster:
         self._n_gpu_layers = 0
         self._resources: dict[str, float] = {}
         self._nobody_since = time.monotonic()
+        self._lost = False  # the last one that took part is gone, and may come again
 
     def plan(self, pool: WorkerPool, evaluation: Evaluation, base: Subject, tiers: Sequence[Subject], memory_bytes: int | None,
              max_group: int, progress: Progress) -> AuditLayout:
@@ -146,6 +147,7 @@ class DaskCluster:
         for address in [a for a in self.fit if a not in self._alive]:
             progress.note(f"dask: worker {address} is gone; what it had in hand goes to others")
             del self.fit[address]
+            self._lost = True
         for address in [a for a in self._surveys if a not in self._alive]:
             del self._surveys[address]
         for address in self._alive.keys() - self.fit.keys() - self._unfit.keys() - self._surveys.keys():
@@ -156,7 +158,8 @@ class DaskCluster:
                 self._judge(address, future, progress)
         if self.fit or self._surveys:
             self._nobody_since = time.monotonic()
-        elif self._alive.keys() & self._unfit.keys() or time.monotonic() - self._nobody_since > _NOBODY_S:
+            self._lost = self._lost and not self.fit
+        elif (self._alive and not self._lost) or time.monotonic() - self._nobody_since > _NOBODY_S:
             raise EnvironmentFault(f"no worker at {self._options.scheduler} can take part: {self._reasons()}")
 
     def exclude(self, address: str, reason: str, progress: Progress) -> None:

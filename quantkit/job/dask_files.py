@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def find_model(file: ModelFile, fetch_from: str = "") -> Path:
                                "with --dask-fetch")
     if kept is None:
         raise EnvironmentFault("expected a cache folder to fetch models into, found neither XDG_CACHE_HOME nor a home: set one")
-    with _wait_for(kept):
+    with _alone_in(kept):
         paths = tuple(kept / path.name for path in file.paths)
         if _problem(paths, file):  # another process of this machine may have fetched it meanwhile
             _fetch(file, kept, fetch_from)
@@ -99,22 +100,17 @@ def _sha256(path: Path) -> str:
         return _known[key]
 
 
-class _wait_for:  # noqa: N801 - used as a function
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
     """The lock of a cache folder, waited for: it ends with its holder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._lock = FolderLock(folder)
-
-    def __enter__(self) -> None:
+    with ExitStack() as stack:
         while True:
             try:
-                self._lock.__enter__()
-                return
+                stack.enter_context(FolderLock(folder))
+                break
             except RunLocked:
                 time.sleep(_LOCK_POLL_S)
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(None, None, None)
+        yield
 
 
 def _fetch(file: ModelFile, folder: Path, fetch_from: str) -> None:

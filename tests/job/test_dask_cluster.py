@@ -152,9 +152,25 @@ def test_workers_come_and_go(base: Subject, monkeypatch: pytest.MonkeyPatch) -> 
     assert progress.lines[-1] == "dask: worker tcp://127.0.0.1:11 is gone; what it had in hand goes to others"
     scheduler.workers.clear()
     cluster.refresh(progress)  # a nanny may start it again
+    scheduler.join("tcp://127.0.0.1:8", ModuleNotFoundError("quantkit"))
+    cluster.refresh(progress)  # beside one that takes no part, too
     monkeypatch.setattr(dask_cluster, "_NOBODY_S", -1.0)
-    with pytest.raises(EnvironmentFault, match="can take part: none is there; start some with `dask worker`"):
+    with pytest.raises(EnvironmentFault, match=r"can take part: tcp://127\.0\.0\.1:8: it cannot be asked"):
         cluster.refresh(progress)
+
+
+def test_a_cluster_without_workers_is_waited_for_and_one_whose_workers_lack_a_file_is_not(
+        base: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = DaskCluster(Scheduler(), read_dask("127.0.0.1"))
+    cluster.refresh(Silent())
+    monkeypatch.setattr(dask_cluster, "_NOBODY_S", -1.0)
+    with pytest.raises(EnvironmentFault, match="none is there; start some with `dask worker`"):
+        cluster.refresh(Silent())
+    monkeypatch.undo()
+    cluster, _ = plan(Scheduler(w1=FACTS), base, Silent())
+    cluster.exclude("tcp://127.0.0.1:11", "expected a.gguf, found nothing", Silent())
+    with pytest.raises(EnvironmentFault, match=r"can take part: .* expected a\.gguf, found nothing"):
+        cluster.refresh(Silent())
 
 
 def test_a_lost_scheduler_is_an_interruption(base: Subject) -> None:

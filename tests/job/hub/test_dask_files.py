@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.core.errors import EnvironmentFault
-from quantkit.core.files import sha256_file
+from quantkit.core.files import FolderLock, sha256_file
 from quantkit.job import dask_files
 from quantkit.job.corpus import cache_folder
 from quantkit.job.dask_files import ModelFile, find_model, model_file
@@ -88,6 +88,22 @@ def test_a_file_that_is_nowhere_here_comes_from_the_hub_once(hub: HubServer, tmp
     n_requests = len(hub.requests)
     assert find_model(file, "user/model") == find_model(file) == found
     assert len(hub.requests) == n_requests
+
+
+def test_a_fetch_waits_for_another_process_of_the_machine(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "m.gguf", b"weights" * 1000)
+    data = file.paths[0].read_bytes()
+    file.paths[0].unlink()
+    other = FolderLock(kept(file))
+    other.__enter__()
+
+    def fetched_meanwhile(_: float) -> None:
+        (kept(file) / "m.gguf").write_bytes(data)
+        other.__exit__(None, None, None)
+
+    monkeypatch.setattr("quantkit.job.dask_files.time.sleep", fetched_meanwhile)
+    assert find_model(file, "user/model") == kept(file) / "m.gguf"
+    assert hub.requests == []
 
 
 def test_a_damaged_download_is_dropped_and_a_missing_file_is_named(hub: HubServer, tmp_path: Path) -> None:
