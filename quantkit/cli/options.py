@@ -86,7 +86,7 @@ def open_dask(scheduler: str | None, resources: str, fetch: str) -> Iterator[Els
     from quantkit.job.dask_options import read_dask
 
     if scheduler is None and (resources or fetch):
-        raise InputError("expected --dask with a scheduler beside --dask-resources or --dask-fetch, got none")
+        raise InputError("expected --dask with a scheduler beside --dask-resources or --dask-fetch, got none: add it")
     with connect(read_dask(scheduler, resources, fetch) if scheduler is not None else None) as cluster:
         yield cluster
 

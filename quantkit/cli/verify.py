@@ -45,7 +45,8 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
 
     again = regenerate or n_remeasure > 0
     if again != (base is not None or ref is not None):
-        raise InputError("expected -b BASE with --regenerate or --remeasure, or --ref PACK with --remeasure, and without them none")
+        raise InputError("expected -b BASE with --regenerate or --remeasure, or --ref PACK with --remeasure, and without "
+                         "them none: leave -b away")
     if ref is not None and (regenerate or base is not None):
         raise InputError("expected --ref PACK alone with --remeasure, got -b BASE or --regenerate with it: quantizing needs the "
                          "base, and with that a pack says nothing more")

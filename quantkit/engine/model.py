@@ -81,7 +81,7 @@ class Model:
         if n < 0:
             ids = np.empty(-n, np.int32)
             if self._tokenize(text, ids, add_special, parse_special) != -n:
-                raise EngineError(f"llama.cpp tokenized one text to different lengths with {self.path}")
+                raise EngineError(f"llama.cpp tokenized one text to different lengths with {self.path}: run it again")
             return ids
         return ids[:n].copy()
 
@@ -160,7 +160,8 @@ class Context:
             params.ctx_type, params.ctx_other = lib.LLAMA_CONTEXT_TYPE_MTP, mtp_of.handle
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise EngineError(f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}: {tap.last_error()}")
+            raise EngineError(f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}: "
+                              f"{tap.last_error()}; free memory, or use fewer workers")
         self.memory = lib.llama_get_memory(self.handle)
         self._cb_eval = cb_eval  # must outlive the context
         self._batch = _Batch(lib, self.n_batch)

@@ -106,7 +106,7 @@ def dry_run(state: WorkerState, *, source: Path, ftype: int, imatrix_names: tupl
             n_tensors = int(match[2])
             found[match[3]] = (match[5] or match[4]).upper()
     if len(found) != n_tensors:
-        raise EngineError(f"expected {n_tensors} tensors in the log of llama.cpp's dry run, read {len(found)}")
+        raise EngineError(f"expected {n_tensors} tensors in the log of llama.cpp's dry run, read {len(found)}: run it again")
     return found
 
 

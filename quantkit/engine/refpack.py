@@ -100,7 +100,8 @@ class PackSession(_Walk):
                 rows += encode_block(self.scorer, logits, targets, full[block.first - first:block.last - first], self._rule)
         for i, row in enumerate(rows):
             if not len(row.ids):
-                raise EngineError(f"expected finite logits, got a row that is not: the base, chunk {chunk}, position {first + i}")
+                raise EngineError(f"expected finite logits, got a row that is not: the base, chunk {chunk}, position "
+                              f"{first + i}; make the file again")
         numbers = np.concatenate([row.numbers for row in rows])
         return EncodedChunk(chunk, numbers, ChunkBytes(encode_heads(rows), encode_tails(rows)))
 

@@ -118,7 +118,7 @@ def _load(lib: Any, path: Path, n_threads: int) -> Any:
         return lib.Llama(os.fsdecode(native_path(path)), n_ctx=_N_CTX, n_batch=_N_BATCH, n_threads=n_threads,
                          n_threads_batch=n_threads, seed=0, verbose=False)
     except (ValueError, RuntimeError) as error:
-        raise EngineError(f"llama-cpp-python cannot load {path.name}: {error}") from error
+        raise EngineError(f"llama-cpp-python cannot load {path.name}: {error}; make the file again") from error
 
 
 def _as_chat(lib: Any, model: Any, template: str, prompt: str) -> str:
@@ -132,7 +132,8 @@ def _as_chat(lib: Any, model: Any, template: str, prompt: str) -> str:
             formatter = lib.llama_chat_format.Jinja2ChatFormatter(template=template, eos_token=texts[0], bos_token=texts[1])
             return str(formatter(messages=[{"role": "user", "content": prompt}]).prompt)
     except Exception as error:  # whatever a template can raise
-        raise EngineError(f"the chat template of the file cannot be applied: {type(error).__name__}: {error}") from error
+        raise EngineError(f"the chat template of the file cannot be applied: {type(error).__name__}: {error}; correct "
+                          "tokenizer.chat_template") from error
 
 
 def _wait_for(server: Any, thread: threading.Thread) -> None:
@@ -158,4 +159,5 @@ def _ask(base_url: str, prompt: str, n_predict: int, *, chat: bool) -> ServedAns
         return ServedAnswer(text=str(text), n_tokens=int(value["usage"]["completion_tokens"]),
                             finish_reason=str(choice["finish_reason"]))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise EngineError(f"the server of llama-cpp-python gave no answer: {type(error).__name__}: {error}") from error
+        raise EngineError(f"the server of llama-cpp-python gave no answer: {type(error).__name__}: {error}; read the "
+                          "step's log") from error

@@ -60,7 +60,8 @@ def split_model(source: Path, trunk: Path | None, head: Path | None, *, force: b
     model = describe_model(read_header(source))
     require_consistent(model)
     if model.n_nextn == 0:
-        raise InputError(f"expected a model with an MTP head, found no NextN block in {source}: there is nothing to split off")
+        raise InputError(f"expected a model with an MTP head, found no NextN block in {source}: there is nothing to split "
+                         "off; keep it as it is")
     if model.is_head_only:
         raise InputError(f"expected a model with a trunk, found only an MTP head in {source}: give the whole model")
     outputs = [path for path in (trunk, head) if path is not None]

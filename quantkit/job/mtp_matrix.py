@@ -32,7 +32,8 @@ def run_matrix(run: RunFolder, protocol: Protocol, base: Subject, trunks: Sequen
         InputError: the base has no head.
     """
     if not base.model.n_nextn:
-        raise InputError(f"expected a base with an MTP head, found no NextN block in {base.path}: there is nothing to compare")
+        raise InputError(f"expected a base with an MTP head, found no NextN block in {base.path}: there is nothing to "
+                         "compare; give a base with one")
     with WorkerPool(1, run.logs) as pool:
         heads = {kind: make_head(run, pool, base, kind, run.parts / "mtp-head" / head_file_name("base", kind), progress)
                  for kind in protocol.mtp.head_types}

@@ -83,7 +83,7 @@ def search(base_path: Path, protocol: Protocol, run_path: Path, wants: Sequence[
         probe = blind("Q4_K_M")
         matrix, path = importance_matrix(session, [probe], overlaps)
         if matrix is None or path is None:
-            raise InputError("expected an importance matrix for a mix with types below 8 bits, got none")
+            raise InputError("expected an importance matrix for a mix with types below 8 bits, got none: pass one with --imatrix")
         check_coverage(probe, matrix, protocol.imatrix)
         importances = prepare_importances(path, matrix, sorted(probe.overrides()), protocol.imatrix.zero_floor)
         lengths = matrix.lengths()

@@ -93,5 +93,5 @@ def make_budgets(wants: Sequence[Want], plans: StockPlans, model: ModelInfo, pro
                              f"{want.size_bytes}")
         budgets.append(Budget(name=want.name, tensor_bytes=tensor_bytes, stock=plans.below(tensor_bytes)))
     if len({b.name for b in budgets}) < len(budgets):
-        raise InputError("expected every budget once, got one twice")
+        raise InputError("expected every budget once, got one twice: leave one away")
     return sorted(budgets, key=lambda b: (b.tensor_bytes, b.name))

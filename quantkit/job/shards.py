@@ -78,7 +78,8 @@ def merge_file(source: Path, target: Path, *, force: bool = False) -> Rewritten:
     """
     header = read_header(source)
     if len(header.parts) == 1:
-        raise InputError(f"expected a shard of a split model, got {source}, which is a single file: there is nothing to merge")
+        raise InputError(f"expected a shard of a split model, got {source}, which is a single file: there is nothing "
+                         "to merge; keep it as it is")
     return rewrite_gguf(header, target, force=force)
 
 

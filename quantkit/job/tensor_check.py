@@ -106,7 +106,7 @@ def measure_error(source: GgufHeader, tensor: TensorInfo, written: GgufHeader, q
     w = read_rows(source, tensor, rows).reshape(n_matrix, len(each), -1)
     w_q = read_rows(written, quantized, rows).reshape(w.shape)
     if not np.isfinite(w_q).all():
-        raise EngineError(f"{tensor.name} holds values that are not finite as {quantized.type.name}")
+        raise EngineError(f"{tensor.name} holds values that are not finite as {quantized.type.name}: make the file again")
     whole, lost = float(np.sum(w * w)), float(np.sum((w_q - w) ** 2))
     return TensorError(name=tensor.name, type=quantized.type.name, relative_error=float(np.sqrt(lost / whole)) if whole else 0.0,
                        worst_run_error=_worst_run(w, w_q) if whole else 0.0)

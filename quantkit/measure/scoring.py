@@ -163,7 +163,7 @@ def _check_shapes(base: Logits, targets: Ints, tiers: Sequence[Logits]) -> None:
         if tier.shape != base.shape:
             raise InputError(
                 f"expected logits of {n_row} rows x {n_vocab} tokens as the base has them, got the shape {tier.shape} for tier "
-                f"{i} of the group: only files of one model with one vocabulary can be compared"
+                f"{i} of the group: only files of one model with one vocabulary can be compared; leave it out"
             )
     if targets.shape != (n_row,):
         raise InputError(f"expected one target for each of {n_row} rows, got an array of shape {targets.shape}")

@@ -158,7 +158,7 @@ def _kv_bytes_per_token(model: ModelInfo, kv_type: str) -> int:
     n_head_kv = _per_block(header, f"{arch}.attention.head_count_kv", model.n_block) or n_head
     if n_head is None or n_head_kv is None or not model.n_embd:
         raise InputError(f"expected {arch}.attention.head_count and {arch}.embedding_length in {header.path}, found none: "
-                         "the KV cache cannot be told from this header")
+                         "the KV cache cannot be told from this header; let llama.cpp simulate it")
     is_mla = f"{arch}.attention.key_length_mla" in header.metadata
     n_bytes = 0
     for block in _attention_blocks(model):

@@ -126,7 +126,7 @@ def parse_protocol(data: bytes) -> Protocol:
     try:
         table = tomllib.loads(data.decode())
     except RecursionError as error:
-        raise ProtocolError("expected a TOML file, got arrays or tables nested without end") from error
+        raise ProtocolError("expected a TOML file, got arrays or tables nested without end: flatten it") from error
     except ValueError as error:  # not UTF-8, not TOML, or an integer of thousands of digits
         raise ProtocolError(f"expected a TOML file, got: {error}") from error
     return _read_protocol(table)

@@ -147,4 +147,5 @@ def test_a_template_that_cannot_be_applied_fails(tmp_path: Path) -> None:
     [path] = write_tiny(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": "{{ raise_exception('tools only') }}"})
     with WorkerPool() as pool:
         record = smoke_test(pool, PROTOCOL, path, SHA256, 1)
-    assert record.failures == ("the chat template of the file cannot be applied: ValueError: tools only",)
+    assert record.failures == ("the chat template of the file cannot be applied: ValueError: tools only; correct "
+                               "tokenizer.chat_template",)
