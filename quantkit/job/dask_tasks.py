@@ -123,7 +123,7 @@ class TaskStream:
             first = not self._crashed[flight.task]
             self._crashed[flight.task].add(done.worker)
             if not first or not (self._cluster.fit.keys() - self._crashed[flight.task]):
-                raise EngineCrash(f"{done.outcome} (worker {done.worker})")
+                raise type(done.outcome)(f"{done.outcome} (worker {done.worker})")
             self._progress.note(f"worker {done.worker}: {done.outcome}; trying it once on another worker")
         elif isinstance(done.outcome, QuantkitError):
             raise done.outcome

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.core.errors import EngineCrash, EngineError, EnvironmentFault, InputError
+from quantkit.core.errors import EngineCrash, EngineError, EngineKilled, EnvironmentFault, InputError
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.job import dask_tasks
 from quantkit.job.dask_files import ModelFile
@@ -127,8 +127,8 @@ def test_a_crash_is_tried_once_on_another_worker() -> None:
     cluster = Cluster(unless_a(EngineCrash("SIGKILL")))
     assert run(cluster, TASKS[:1]) == TASKS[:1]
     assert [workers for _, workers in cluster.handed] == [["tcp://a", "tcp://b"], ["tcp://b"]]
-    both = Cluster(lambda task, workers: Done(workers[0], EngineCrash("audit q: SIGKILL")))
-    with pytest.raises(EngineCrash, match=r"audit q: SIGKILL \(worker tcp://b\)"):
+    both = Cluster(lambda task, workers: Done(workers[0], EngineKilled("audit q: SIGKILL")))
+    with pytest.raises(EngineKilled, match=r"audit q: SIGKILL \(worker tcp://b\)"):
         run(both, TASKS[:1])
     assert len(both.handed) == 2
     alone = Cluster(lambda task, workers: Done(workers[0], EngineCrash("SIGKILL")), fit="a")
