@@ -24,6 +24,7 @@ from quantkit.spec.json_records import record_from_json
 from quantkit.spec.protocol import Corpus, Protocol, load_protocol
 from quantkit.spec.verdict_records import Floor, Slices, Verdicts, WeightsKld
 from tests.gguf_factory import tiny_model
+from tests.job import test_verify as verification
 
 pytestmark = pytest.mark.engine
 
@@ -161,6 +162,15 @@ def test_a_second_text_stays_apart(models: tuple[Path, list[Path]], protocol: Pr
     manifest = read_json(run.manifest)
     assert [corpus["name"] for corpus in manifest["further_corpora"]] == ["numbers.txt"]
     assert "audit/Q8_0/numbers.txt/rows.parquet" in manifest["files"]
+    assert verification.failures(run.path) == []
+    for path, check in ((further.slices("Q8_0"), "slices"), (further.pairs, "verdicts")):  # of a text that does not lead
+        sound = path.read_bytes()
+        path.write_bytes(sound.replace(b'"n_article": 1', b'"n_article": 2', 1))
+        verification.rewrite(run.path, lambda facts: None, relist=True)
+        file = path.relative_to(run.path).as_posix()
+        assert [found for found in verification.failures(run.path) if found[1] == check] == [(file, check)]
+        path.write_bytes(sound)
+        verification.rewrite(run.path, lambda facts: None, relist=True)
 
 
 def test_one_file_is_not_taken_for_several_texts(models: tuple[Path, list[Path]], protocol: Protocol, texts_folder: Path,
