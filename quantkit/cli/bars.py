@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from quantkit.cli.output import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -43,8 +45,8 @@ class Lines:
         self.note(f"{self._step}: done, {self._n} in {time.monotonic() - self._started:.1f} s")
 
     def note(self, text: str) -> None:
-        """Write a line."""
-        print(text, file=sys.stderr, flush=True)
+        """Write a line; what comes out of files and off the network cannot steer the terminal."""
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -68,7 +70,7 @@ class Bars:
 
     def start(self, step: str, total: int) -> None:
         """Begin a bar."""
-        self._task = self._bars.add_task(step, total=total)
+        self._task = self._bars.add_task(visible(step), total=total)
 
     def advance(self, n: int = 1) -> None:
         """Move the bar."""
@@ -81,4 +83,4 @@ class Bars:
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._bars.console.print(visible(text), markup=False, highlight=False)

@@ -26,7 +26,7 @@ def gate_junit(result: GateResult) -> bytes:
             ET.SubElement(case, "failure", type=verdict, message=describe_obligation(judged))
     case = ET.SubElement(suite, "testcase", classname="gate", name="decision")
     if not result.commits:
-        ET.SubElement(case, "failure", type=result.label, message=result.reason or result.label)
+        ET.SubElement(case, "failure", type=result.label, message=visible(result.reason or result.label))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("testcase/skipped"))))

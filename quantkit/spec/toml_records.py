@@ -168,8 +168,9 @@ def _inline(value: object) -> str:
         return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
-    if isinstance(value, str):  # TOML's basic strings are JSON's, but for DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, str):  # TOML's basic strings are JSON's, but for DEL; what nobody sees is written so that it is seen
+        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}"
+                       for c in json.dumps(value, ensure_ascii=False))
     return json.dumps(value, allow_nan=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from quantkit.cli.bars import Bars, Lines
 from quantkit.cli.main import run
 from quantkit.cli.output import csv_table, md_table, visible
 from quantkit.job.rundir import RunFolder, write_json
 from quantkit.report.card import CardOptions, front_matter, new_card
 from quantkit.report.escape import csv_text, md_text, plain_line
 from quantkit.report.run_data import read_run
+from quantkit.spec.toml_records import write_toml
 from tests.gguf_factory import tiny_model
 from tests.report.run_factory import make_run
 
@@ -67,6 +70,32 @@ def test_no_csv_cell_is_a_formula(value: str) -> None:
 @given(texts)
 def test_nothing_printed_steers_a_terminal(value: str) -> None:
     assert visible(value).isprintable()
+
+
+@given(st.text(max_size=20))
+def test_a_protocol_that_is_written_out_shows_what_it_holds(value: str) -> None:
+    written = write_toml({"title": value})
+    assert written.replace("\n", "").isprintable()
+    assert tomllib.loads(written) == {"title": value}
+
+
+def test_progress_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines() as progress:
+        progress.start("audit \x1b[2J", 1)
+        progress.finish()
+        progress.note("a note \u202e of \x9b31m a hub")
+    err = capsys.readouterr().err
+    assert err.replace("\n", "").isprintable()
+    assert [line.split(":")[0] for line in err.splitlines()] == [r"audit \x1b[2J", r"a note \u202e of \x9b31m a hub"]
+
+
+def test_bars_steer_no_terminal() -> None:
+    from rich.console import Console
+
+    bars, text = Bars(), io.StringIO()
+    bars._bars.live.console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    bars.note("a note \u202e of \x9b31m [bold]a hub[/bold] \x1b]0;x\x07")
+    assert text.getvalue() == "a note \\u202e of \\x9b31m [bold]a hub[/bold] \\x1b]0;x\\x07\n"
 
 
 @pytest.fixture(scope="module")
