@@ -59,7 +59,7 @@ def _sections(data: RunData, pictures: Mapping[str, Picture]) -> Iterator[tuple[
     guidance = recommend(data)
     if guidance or data.sentences:
         yield "which", "Which file?", [bullets(guidance), *_sentences(data)]
-    yield "table", "Table", [retention_table(data), *speed_table(data), element("p", _MEANING, class_="note"), *_table_notes(data)]
+    yield "table", "Table", [retention_table(data), element("p", _MEANING, class_="note"), *_table_notes(data), *speed_table(data)]
     if further := [] if data.run.corpus else data.manifest.get("further_corpora", []):
         yield "texts", "On other texts", [bullets(element("a", text["name"], href=f"{quote(text['name'])}/report.html")
                                                   for text in further)]
