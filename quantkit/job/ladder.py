@@ -6,10 +6,9 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from quantkit.core.errors import CorpusError, EngineKilled, QuantkitError
-from quantkit.core.files import atomic_path, sha256_file, sha256_json
+from quantkit.core.errors import CorpusError, EngineKilled
+from quantkit.core.files import atomic_path, sha256_file
 from quantkit.engine.fit import require_loadable
 from quantkit.job.calibration import (
     Overlap,
@@ -27,20 +26,21 @@ from quantkit.job.evaluation import Subject, n_cores, read_subject
 from quantkit.job.foreign import read_imatrix
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.mtp_check import MtpOptions, mtp_path
-from quantkit.job.mtp_ladder import check_tiers, separate_head, write_tier
+from quantkit.job.mtp_ladder import check_tiers, separate_head
 from quantkit.job.mtp_speed import time_tiers
 from quantkit.job.plans import choose_tiers, resolve_tier
 from quantkit.job.progress import Progress
-from quantkit.job.quantize import Importances, prepare_importances, quantize_tier
+from quantkit.job.quantize import Importances, prepare_importances
 from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.job.sequential import screening_protocol
 from quantkit.job.session import RunOptions as RunOptions
 from quantkit.job.session import RunResult as RunResult
 from quantkit.job.session import Session as Session
-from quantkit.job.session import base_stem, tier_file_name
+from quantkit.job.session import base_stem
 from quantkit.job.session import open_session as open_session
 from quantkit.job.smoke import smoke_path, smoke_tier
 from quantkit.job.source import keep_source
+from quantkit.job.tier_files import standing_record, subject_record, tier_files
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix
 from quantkit.spec.json_records import record_to_json
@@ -102,7 +102,7 @@ def audit_files(base_path: Path, protocol: Protocol, run_path: Path, files: Sequ
         for file in files:
             subject = read_subject(file, file.stem)
             subjects.append(dataclasses.replace(subject, name=_free_name(session, subject)))
-            session.tiers[subjects[-1].name] = _subject_record(subjects[-1])
+            session.tiers[subjects[-1].name] = subject_record(subjects[-1])
             keep_source(session.run, subjects[-1])
         session.measure(subjects)
         return session.finish()
@@ -115,16 +115,13 @@ def _free_name(session: Session, subject: Subject) -> str:
 
 
 def _make_and_measure(session: Session, plans: Sequence[Plan], importances: Importances | None) -> None:
-    subjects = []
+    missing = []
     for plan in plans:
-        try:
-            if session.options.drop_files and _is_measured(session, plan, importances):
-                session.progress.note(f"tier {plan.tier}: measured already")
-            else:
-                subjects.append(_quantized(session, plan, importances))
-        except QuantkitError as error:
-            session.failed[plan.tier] = error
-            session.progress.note(f"tier {plan.tier} failed: {error}")
+        if session.options.drop_files and _is_measured(session, plan, importances):
+            session.progress.note(f"tier {plan.tier}: measured already")
+        else:
+            missing.append(plan)
+    subjects = tier_files(session, missing, importances)
     session.measure(subjects)
     whole = [subject for subject in subjects if subject.name not in session.failed]
     _check(session, whole)
@@ -166,44 +163,17 @@ def _mtp_text(session: Session) -> bytes:
     return read_corpus(corpus, session.options.corpus if corpus == session.evaluation.corpus else None)
 
 
-def _quantize_key(session: Session, plan: Plan, importances: Importances | None) -> str:
-    """Of everything that the bytes of a tier depend on."""
-    return sha256_json({"base": session.base.sha256, "plan": plan.to_json(), "imatrix": importances.sha256 if importances else None,
-                        "mtp_mode": session.protocol.plan.mtp_mode, "build": dataclasses.asdict(session.evaluation.build)})
-
-
 def _is_measured(session: Session, plan: Plan, importances: Importances | None) -> bool:
     """Whether the tier's file was made from this plan and measured, though it may be gone since."""
-    held = read_json(session.run.record("quantize", plan.tier))
-    if not isinstance(held, dict) or held.get("key") != _quantize_key(session, plan, importances):
+    record, run = standing_record(session, plan, importances), session.run
+    if record is None:
         return False
-    record = held["subject"]
-    run = session.run
     last = mtp_path(run, plan.tier) if session.base.model.n_nextn else run.record("speed", plan.tier)
     checked = smoke_path(run, plan.tier).exists() and last.exists()
     if not session.is_measured(plan.tier, record["sha256"]) or not checked:
         return False
     session.tiers[plan.tier] = record
     return True
-
-
-def _quantized(session: Session, plan: Plan, importances: Importances | None) -> Subject:
-    """The tier's file: the one that stands if it is this plan's, or a new one."""
-    run, base = session.run, session.base
-    target = run.quants / tier_file_name(base.path, plan.tier)
-    key = _quantize_key(session, plan, importances)
-    held = read_json(run.record("quantize", plan.tier))
-    if isinstance(held, dict) and held.get("key") == key and target.exists() and sha256_file(target) == held["subject"]["sha256"]:
-        session.progress.note(f"quantize {plan.tier}: done already")
-        subject = read_subject(target, plan.tier)
-    else:
-        made = write_tier(run, session.protocol, base, plan.tier, target, lambda path: quantize_tier(
-            session.pool, base, plan, path, importances, session.progress, force=True))
-        subject = read_subject(target, plan.tier)
-        write_json(run.record("quantize", plan.tier), {"key": key, "subject": _subject_record(subject, importances),
-                                                       "errors": [dataclasses.asdict(error) for error in made.errors]})
-    session.tiers[plan.tier] = _subject_record(subject, importances)
-    return subject
 
 
 def importance_matrix(session: Session, plans: Sequence[Plan],
@@ -232,9 +202,3 @@ def importance_matrix(session: Session, plans: Sequence[Plan],
                              offload=session.evaluation.offload)
     write_json(record, {"imatrix_id": protocol.imatrix_id, "sha256": sha256_file(run.imatrix), "offload": devices})
     return matrix, run.imatrix
-
-
-def _subject_record(subject: Subject, importances: Importances | None = None) -> dict[str, Any]:
-    return {"file": subject.path.name, "size_bytes": subject.model.header.file_bytes, "sha256": subject.sha256,
-            "bpw": subject.model.bpw, "bpw_core": subject.model.bpw_core,
-            "imatrix_sha256": importances.sha256 if importances else None}
