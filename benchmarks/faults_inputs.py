@@ -5,7 +5,7 @@ usage: python benchmarks/faults.py inputs [--n 1000] [--seed 1] [--keep FOLDER]
 Each file is a sound model of some 100 kB (a llama, one with experts, one in two shards) that was damaged: cut, bits changed, fields
 that lie, pieces moved, values of the metadata changed, tensor data changed. The command line runs in a process that lives on from
 one file to the next; where it dies or does not answer, it is started anew, and that is counted. Engine workers are new ones for
-every call, forked from a process that has the libraries loaded.
+every call, forked from a process that has the libraries loaded; reports are written without pictures.
 
     refused        exit 1, 2 or 3 and a sentence
     accepted       exit 0; a sound header over changed tensor data can only be noticed by a hash
@@ -102,12 +102,16 @@ class CommandLine:
 
 def _serve(pipe: Connection) -> None:
     from quantkit.cli.main import run
+    from quantkit.engine import pool
     from quantkit.engine.library import environment_for_workers
+    from quantkit.report import run_report
 
     os.environ.update(environment_for_workers(os.environ))
     importlib.import_module("llama_cpp")
     warm = multiprocessing.get_context("fork")  # every call has new workers; that they start quickly is all that differs
     setattr(multiprocessing, "get_context", lambda method: warm)  # noqa: B010 - mypy knows it as a method
+    pool._END_S = 0.1  # a forked worker holds this process' end of its own pipe, so it has to be ended
+    setattr(run_report, "draw_run", lambda data: {})  # noqa: B010 - the pictures of a report would take most of the time
     while True:
         try:
             arguments = pipe.recv()
