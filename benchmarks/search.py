@@ -127,7 +127,7 @@ def print_additivity(done: SearchOutcome, found: dict[tuple[str, str], TierSumma
     for proposal in done.result.proposals:
         for o in proposal.obligations:
             if o.verdict in ("not shown", "worse", "not compared"):
-                needed = f", about {o.n_chunk_needed} chunks would settle it" if o.n_chunk_needed else ""
+                needed = f", about {o.n_article_needed} articles would settle it" if o.n_article_needed else ""
                 print(f"\n{proposal.tier}: {o.name} {o.verdict}{needed}", end="")
     print()
 

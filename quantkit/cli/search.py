@@ -95,6 +95,6 @@ def _row(p: Proposal) -> tuple[Cell, ...]:
 
 def _label(p: Proposal) -> str:
     """The label, and what stands in the way."""
-    needed = {o.name: f" (about {o.n_chunk_needed} chunks would settle it)" for o in p.obligations if o.n_chunk_needed}
+    needed = {o.name: f" (about {o.n_article_needed} articles would settle it)" for o in p.obligations if o.n_article_needed}
     against = [f"{o.name} {o.verdict}{needed.get(o.name, '')}" for o in p.obligations if o.verdict in ("worse", "not shown")]
     return f"{p.label}: {', '.join(against)}" if against else p.label

@@ -114,8 +114,9 @@ class Obligation(NamedTuple):
     """One number that no plan may worsen: of the incumbent and of the proposal, and what paired rows say.
 
     `theta` is on the margin's scale, above 0 where the proposal is worse: ln of the ratio for kld and its quantile, a difference
-    otherwise. `p_better` is one-sided, Holm's over the obligations. `n_chunk_needed`: so many chunks like these would settle what
-    is not shown, at this difference and this spread between articles: n·(t·se/(margin − theta))²; None where no number would.
+    otherwise. `p_better` is one-sided, Holm's over the obligations. `n_article_needed`: so many articles like these would settle
+    what is not shown, at this difference: G·(t·se/(margin − theta))²; None where no number would. More chunks of the same articles
+    are not enough: what articles differ by stays.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Obligation(NamedTuple):
     margin: float
     p_better: float | None
     verdict: Verdict
-    n_chunk_needed: int | None = None
+    n_article_needed: int | None = None
 
 
 class Margins(NamedTuple):
@@ -161,12 +162,12 @@ def compare_plans(incumbent: Rows, proposal: Rows, margins: Margins, alpha: floa
         raw.append(_log_ratio("kld_mean, second text", kld(second[0]), kld(second[1]), group_by(second[0]["article"]),
                               math.log1p(margins.kld_mean)))
     adjusted = holm([1.0 if o.p_better is None else o.p_better for o in raw])
-    n_chunk = len(np.unique(incumbent["chunk"])), len(np.unique(second[0]["chunk"])) if second is not None else 0
+    n_article = articles.n_group, group_by(second[0]["article"]).n_group if second is not None else 0
     out = []
     for i, (o, p) in enumerate(zip(raw, adjusted, strict=True)):
         verdict = _verdict(o, p, alpha)
-        needed = _n_chunk_needed(o, n_chunk[i >= _N_OBLIGATION]) if verdict == "not shown" else None
-        out.append(o._replace(p_better=p, verdict=verdict, n_chunk_needed=needed))
+        needed = _n_article_needed(o, n_article[i >= _N_OBLIGATION]) if verdict == "not shown" else None
+        out.append(o._replace(p_better=p, verdict=verdict, n_article_needed=needed))
     return tuple(out)
 
 
@@ -190,10 +191,10 @@ def _verdict(o: Obligation, p_better: float, alpha: float) -> Verdict:
     return "worse" if o.theta - (o.upper - o.theta) > o.margin else "not shown"
 
 
-def _n_chunk_needed(o: Obligation, n_chunk: int) -> int | None:
+def _n_article_needed(o: Obligation, n_article: int) -> int | None:
     if o.theta is None or o.upper is None or o.theta >= o.margin:
         return None
-    return math.ceil(n_chunk * ((o.upper - o.theta) / (o.margin - o.theta)) ** 2)
+    return math.ceil(n_article * ((o.upper - o.theta) / (o.margin - o.theta)) ** 2)
 
 
 def _log_ratio(name: str, a: Floats, b: Floats, articles: Groups, margin: float) -> Obligation:

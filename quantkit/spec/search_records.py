@@ -76,7 +76,7 @@ class JudgedObligation:
     margin: float
     p_better: float | None
     verdict: str
-    n_chunk_needed: int | None = None
+    n_article_needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,8 @@ def test_what_stands_in_the_way_is_named() -> None:
     blocked = dataclasses.replace(PROPOSAL.obligations[0], name="ln_ppl_ratio", verdict="not shown")
     proposal = dataclasses.replace(PROPOSAL, label="incomparable", obligations=(*PROPOSAL.obligations, blocked))
     assert _row(proposal)[-1] == "incomparable: ln_ppl_ratio not shown"
-    needed = dataclasses.replace(proposal, obligations=(dataclasses.replace(blocked, n_chunk_needed=310),))
-    assert _row(needed)[-1] == "incomparable: ln_ppl_ratio not shown (about 310 chunks would settle it)"
+    needed = dataclasses.replace(proposal, obligations=(dataclasses.replace(blocked, n_article_needed=310),))
+    assert _row(needed)[-1] == "incomparable: ln_ppl_ratio not shown (about 310 articles would settle it)"
 
 
 def test_packs_are_named_below_the_table() -> None:

@@ -145,7 +145,7 @@ def test_a_useless_improvement_that_was_picked_on_the_search_chunks_is_rejected(
     assert committed <= 2
 
 
-def test_what_is_not_shown_says_how_many_chunks_would_show_it() -> None:
+def test_what_is_not_shown_says_how_many_articles_would_show_it() -> None:
     rows = make_rows(n_article=20, n_pos=255)
     noisy = rows.copy()
     noisy["nll_q"] += np.random.default_rng(3).normal(0, 0.004, 20)[rows["article"]]
@@ -153,10 +153,10 @@ def test_what_is_not_shown_says_how_many_chunks_would_show_it() -> None:
     assert o.verdict == "not shown"
     assert o.theta is not None
     assert o.upper is not None
-    assert o.n_chunk_needed is not None
-    n = len(np.unique(rows["chunk"]))
-    assert o.n_chunk_needed > n
-    reach = [o.theta + (o.upper - o.theta) * np.sqrt(n / n_needed) for n_needed in (o.n_chunk_needed, o.n_chunk_needed - 1)]
+    assert o.n_article_needed is not None
+    n = len(np.unique(rows["article"]))
+    assert o.n_article_needed > n
+    reach = [o.theta + (o.upper - o.theta) * np.sqrt(n / n_needed) for n_needed in (o.n_article_needed, o.n_article_needed - 1)]
     assert reach[0] <= o.margin < reach[1]
     settled = compare_plans(rows, scaled(rows, 0.6), MARGINS, 0.0152, second=(rows, scaled(rows, 1.2)))
-    assert {o.n_chunk_needed for o in settled} == {None}
+    assert {o.n_article_needed for o in settled} == {None}
