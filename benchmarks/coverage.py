@@ -23,19 +23,8 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from coverage_counts import (
-    DESIGNS,
-    EVERY_QUANTILE,
-    LOOKS,
-    NOT_PUBLISHED,
-    Cells,
-    Key,
-    check,
-    collect,
-    coverage,
-    false_verdicts,
-    stopped_coverage,
-)
+from coverage_counts import check, coverage, false_verdicts, stopped_coverage
+from coverage_draws import DESIGNS, EVERY_QUANTILE, LOOKS, NOT_PUBLISHED, Cells, Key, collect
 from redraw import Source, Spread, real_source, rows_of_run, synthetic_source
 
 from quantkit.job.session import RunResult
@@ -68,7 +57,8 @@ def report(source: Source, n_draw: int, seed: int, n_tier: int) -> list[str]:
     print(f"\nEqual tiers, any of {n_tier * (n_tier - 1) // 2} pair(s) told apart: "
           + ", ".join(f"{name} {share:.1%}" for name, share in wrong.apart.items())
           + f"; with looks at {', '.join(map(str, LOOKS))} and all: {wrong.with_looks:.1%}. "
-          f"A difference of exactly the margin called equivalent (all): {wrong.equivalent:.1%}.")
+          f"A difference of exactly the margin called equivalent (all): {sum(wrong.equivalent) / len(wrong.equivalent):.1%} "
+          f"({max(wrong.equivalent):.1%}).")
     target = 0.03
     print(f"Stopped at se/kld < {target}: "
           + ", ".join(f"{level:.0%} intervals cover {cell}" for level, cell in stopped_coverage(source, drawn, target).items())
@@ -129,7 +119,7 @@ def main() -> None:
                 (synthetic_source("synthetic, twice as much", Spread(0.3, 0.24, 0.5)), 2),
                 (synthetic_source("synthetic, tails on both sides", Spread(0.2, 0.12, 0.3, "laplace")), 2),
                 (synthetic_source("synthetic, a tail of hard articles", Spread(0.2, 0.12, 0.3, "exponential")), 2)]
-    print(f"{args.draws} draws, Monte Carlo error of one tier's cell {100 * (0.95 * 0.05 / args.draws) ** 0.5:.1f} points; "
+    print(f"{args.draws} draws, Monte Carlo error of one tier's cell {100 * (0.95 * 0.05 / args.draws) ** 0.5:.1f} points "
           f"(quantiles, in every {EVERY_QUANTILE}th draw, {100 * (0.95 * 0.05 * EVERY_QUANTILE / args.draws) ** 0.5:.1f}); "
           f"cells: mean over tiers (worst tier) -share of draws without an interval")
     missed = [line for source, n_tier in sources for line in report(source, args.draws, args.seed, n_tier)]

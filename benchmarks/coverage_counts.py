@@ -1,44 +1,29 @@
 """Counting for `coverage.py`: how often the truth is inside the intervals of drawn texts, and how often verdicts are false.
 
 Thousands of texts at once, so the formulas of `measure.summary` and `measure.verdict` stand here a second time, over arrays of
-texts; `check` holds them to what those functions give for some of the texts, and counts nothing if they differ.
+texts; `check` holds them to what those functions give for some of the texts, and nothing is counted if they differ.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from redraw import KLD_LEVELS, MEANS, Source, Text, design_chunks
+from coverage_draws import DESIGNS, EVERY_QUANTILE, LAST_LOOK, QUANTILE_DESIGNS, Cell, Cells, Drawn, Key, collect, parts_of
+from redraw import KLD_LEVELS, MEANS, Source
 
 from quantkit.core.stats import Floats, group_by, quantile_limits
-from quantkit.measure.articles import screening_order
 from quantkit.measure.numbers import STATISTICS, Statistic
-from quantkit.measure.summary import MIN_ARTICLES, estimate_mean, too_few
+from quantkit.measure.summary import MIN_ARTICLES, estimate_mean
 from quantkit.measure.verdict import PairStatistic, compare_means
 
-DESIGNS = ("all", "spread 200", "spread 64", "spread 32", "spread 16", "first 200", "first 64", "first 16")
-QUANTILE_DESIGNS = ("all", "spread 64", "spread 16")
-LOOKS = (32, 64, 128, 256)
 PAIR_STATISTICS: tuple[PairStatistic, ...] = ("kld", "ln_ppl_ratio", "same_top_p")
 MARGIN = float(np.log(1.05))
-NOT_PUBLISHED = " (not published)"
-EVERY_QUANTILE = 4  # quantiles need the tokens and take most of the time: every so many texts
-_LAST_LOOK = "look all"
 
 Bools = npt.NDArray[np.bool_]
-
-
-class Drawn(NamedTuple):
-    """One design over D texts: sizes of articles in chunks (D, G), 0 where a text has fewer; sums by tier and statistic (D, G)."""
-
-    sizes: Floats
-    sums: Mapping[tuple[str, str], Floats]
-    plain: Mapping[tuple[str, str], Floats]  # errors of kld by (tier, "iid" or "chunk"), (D,)
 
 
 class Contrast(NamedTuple):
@@ -60,140 +45,15 @@ class Contrast(NamedTuple):
         return np.where(self.printed, np.abs(self.theta - truth) <= self.reach(level), np.nan)
 
 
-class Cell:
-    """Counts of one number under one design, by tier or pair: how often the truth was inside, and in how many texts."""
-
-    def __init__(self) -> None:
-        self.inside: dict[str, int] = defaultdict(int)
-        self.tried: dict[str, int] = defaultdict(int)
-        self.n_none = 0
-
-    def add(self, name: str, covered: Floats) -> None:
-        """Count intervals: 1 holds the truth, 0 does not, NaN is none."""
-        is_there = ~np.isnan(covered)
-        self.n_none += int((~is_there).sum())
-        self.tried[name] += int(is_there.sum())
-        self.inside[name] += int(covered[is_there].sum())
-
-    def shares(self) -> dict[str, float]:
-        """Coverage of each tier or pair with 100 intervals at least, percent."""
-        return {name: 100 * self.inside[name] / n for name, n in self.tried.items() if n >= 100}
-
-    def outside(self, low: float = 93.0, high: float = 97.0) -> list[str]:
-        """Tiers or pairs that are covered too rarely or too often, with how far that is in Monte Carlo errors."""
-        found = []
-        for name, share in self.shares().items():
-            edge = low if share < low else high
-            if not low <= share <= high:
-                error = (edge * (100 - edge) / self.tried[name]) ** 0.5
-                found.append(f"{name} {share:.1f} ({abs(share - edge) / error:.1f} Monte Carlo errors)")
-        return found
-
-    def __str__(self) -> str:
-        shares = list(self.shares().values())
-        if not shares:
-            return "none"
-        worst = max(shares, key=lambda share: abs(share - 95))
-        missing = f" -{self.n_none / (self.n_none + sum(self.tried.values())):.0%}" if self.n_none else ""
-        return f"{np.mean(shares):.1f} ({worst:.1f}){missing}"
-
-
-class Key(NamedTuple):
-    """A line and a column of a table."""
-
-    line: str
-    design: str
-
-
-Cells = dict[Key, Cell]
-
-
-# Texts.
-
-
-def parts_of(text: Text, seed: int, n_typical: int) -> dict[str, Text]:
-    """What each design evaluates of a text, and what a screening sees at each look, all chunks at the last.
-
-    Looks are those that a text of `n_typical` chunks leaves room for, so that all texts of a source have the same.
-    """
-    n = len(text.chunks)
-    parts = {}
-    for design in DESIGNS:
-        rule, _, count = design.partition(" ")
-        chunks = design_chunks(rule, int(count or 0), n)
-        if chunks is not None:
-            parts[design] = text.take(chunks)
-    order = screening_order(n, seed)
-    parts |= {f"look {count}": text.take(np.sort(order[:count])) for count in LOOKS if count < 0.7 * n_typical}
-    return parts | {_LAST_LOOK: text}
-
-
-def collect(source: Source, n_draw: int, seed: int) -> tuple[dict[str, Drawn], Cells]:
-    """Draw texts; for each design the articles' sizes and sums, and counts of the quantiles' limits."""
-    rng = np.random.default_rng(seed)
-    cells: Cells = defaultdict(Cell)
-    rows: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)
-    n_typical = len(source.draw(np.random.default_rng(0), False).chunks)
-    for i in range(n_draw):
-        with_tokens = i % EVERY_QUANTILE == 0 and any(truth.quantiles for truth in source.truths.values())
-        text = source.draw(rng, with_tokens)
-        keys = [(tier, statistic) for tier in text.tiers for statistic in MEANS]
-        table = np.stack([text.tiers[tier].means[statistic] for tier, statistic in keys], axis=1)
-        for design, part in parts_of(text, i, n_typical).items():
-            starts = np.flatnonzero(np.diff(part.articles, prepend=-1))
-            sizes = np.diff(starts, append=len(part.articles)).astype(np.float64)
-            rows[design].append((sizes, np.add.reduceat(table[part.chunks], starts, axis=0), _plain_errors(part)))
-            if design in QUANTILE_DESIGNS and with_tokens:
-                _count_quantiles(cells, source, part, design)
-    plain = [(tier, kind) for tier in source.truths for kind in ("iid", "chunk")]
-    return {design: _padded(found, keys, plain) for design, found in rows.items()}, cells
-
-
-def _plain_errors(part: Text) -> Floats:
-    """Errors of mean kld with tokens, and with chunks, as independent; of each tier."""
-    n, errors = len(part.chunks), []
-    for tier in part.tiers.values():
-        x = tier.means["kld"][part.chunks]
-        tokens = max(0.0, tier.squares["kld"][part.chunks].mean() - x.mean() ** 2)
-        errors += [np.sqrt(tokens / (part.n_scored * n - 1)), x.std() / np.sqrt(n - 1)]
-    return np.array(errors)
-
-
-def _padded(rows: list[tuple[Floats, Floats, Floats]], keys: list[tuple[str, str]], plain: list[tuple[str, str]]) -> Drawn:
-    n_article = max(len(sizes) for sizes, _, _ in rows)
-    sizes, sums = np.zeros((len(rows), n_article)), np.zeros((len(keys), len(rows), n_article))
-    for i, (n, s, _) in enumerate(rows):
-        sizes[i, :len(n)], sums[:, i, :len(n)] = n, s.T
-    errors = np.array([row[2] for row in rows]).T
-    return Drawn(sizes, dict(zip(keys, sums, strict=True)), dict(zip(plain, errors, strict=True)))
-
-
-def _count_quantiles(cells: Cells, source: Source, text: Text, design: str) -> None:
-    articles = group_by(text.articles)
-    few = too_few(articles) is not None
-    for name, tier in text.tiers.items():
-        truth = source.truths[name].quantiles
-        for kind, ranked in tier.tokens.items():
-            levels = [q for own, q in truth if own == kind]
-            limits = [(None, None)] * len(levels) if few else ranked.limits(text.chunks, articles, levels)
-            for q, (lo, hi) in zip(levels, limits, strict=True):
-                line = f"{kind} quantile {q:g}" + ("" if 0.05 <= q <= 0.95 else NOT_PUBLISHED)
-                covered = np.nan if lo is None or hi is None else float(lo <= truth[kind, q] <= hi)
-                cells[Key(line, design)].add(name, np.array([covered]))
-
-
-# The published formulas over many texts.
-
-
 def contrast(drawn: Drawn, theta: Floats, without: Floats) -> Contrast:
     """Error and degrees of freedom from θ without each article (D, G); as `core.stats` has them for one text."""
     n, is_there = drawn.sizes, drawn.sizes > 0
     n_article = is_there.sum(axis=1)
     without = np.where(is_there, without, 0.0)
-    d = np.where(is_there, without - (without.sum(axis=1) / n_article)[:, None], 0.0)
-    squares = np.square(d).sum(axis=1)
     n_whole = np.square(n).sum(axis=1) ** 2 / (n**4).sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # one article, or one that carries it all: not printed
+        d = np.where(is_there, without - (without.sum(axis=1) / n_article)[:, None], 0.0)
+        squares = np.square(d).sum(axis=1)
         excess = np.nan_to_num((d**4).sum(axis=1) / squares**2 - 1 / n_article)
         df = np.maximum(1.0, 0.75 * (np.minimum(n_whole, np.where(excess > 0, 2 / excess, np.inf)) - 1))
     se = np.sqrt((n_article - 1) / n_article * squares)
@@ -281,11 +141,11 @@ def true_difference(source: Source, a: str, b: str, name: PairStatistic) -> floa
 
 
 class FalseVerdicts(NamedTuple):
-    """Shares of texts, 0 to 1: any pair of equal tiers told apart; with looks; tiers at the margin called equivalent."""
+    """Shares of texts, 0 to 1: any pair of equal tiers told apart; with looks; a pair at the margin called equivalent, each way."""
 
     apart: dict[str, float]
     with_looks: float
-    equivalent: float
+    equivalent: list[float]
 
 
 def false_verdicts(source: Source, drawn: Mapping[str, Drawn]) -> FalseVerdicts:
@@ -307,11 +167,13 @@ def false_verdicts(source: Source, drawn: Mapping[str, Drawn]) -> FalseVerdicts:
         return smallest * len(pairs) * n_looks < 0.05
 
     looks = [design for design in drawn if design.startswith("look ")]
-    got = pair_contrast(drawn["all"], *pairs[0], "kld")
-    room = MARGIN - np.abs(got.theta - true_difference(source, *pairs[0], "kld") - MARGIN)
-    equal = got.printed & (stdtr(got.df, -room / got.se) < 0.05)
+    equal = []
+    for (a, b), at in product(pairs, (-MARGIN, MARGIN)):
+        got = pair_contrast(drawn["all"], a, b, "kld")
+        room = MARGIN - np.abs(got.theta - true_difference(source, a, b, "kld") + at)
+        equal.append(float((got.printed & (stdtr(got.df, -room / got.se) < 0.05)).mean()))
     return FalseVerdicts({design: float(told_apart(design).mean()) for design in QUANTILE_DESIGNS if design in drawn},
-                         float(np.any([told_apart(look, len(looks)) for look in looks], axis=0).mean()), float(equal.mean()))
+                         float(np.any([told_apart(look, len(looks)) for look in looks], axis=0).mean()), equal)
 
 
 def stopped_coverage(source: Source, drawn: Mapping[str, Drawn], target: float) -> dict[float, Cell]:
@@ -320,7 +182,7 @@ def stopped_coverage(source: Source, drawn: Mapping[str, Drawn], target: float) 
     looks = [design for design in drawn if design.startswith("look ")]
     for tier, truth in source.truths.items():
         found = [contrast(drawn[look], *means_of(drawn[look], tier, "kld", log=True)) for look in looks]
-        stops = np.array([(got.printed & (got.se < target)) | (look == _LAST_LOOK) for got, look in zip(found, looks, strict=True)])
+        stops = np.array([(got.printed & (got.se < target)) | (look == LAST_LOOK) for got, look in zip(found, looks, strict=True)])
         for level, cell in cells.items():
             covered = np.array([got.covers(float(np.log(truth.numbers["kld"])), level) for got in found])
             cell.add(tier, covered[np.argmax(stops, axis=0), np.arange(stops.shape[1])])
