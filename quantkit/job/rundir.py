@@ -71,7 +71,7 @@ class RunFolder:
 
     def source(self, tier: str) -> Path:
         """Where a file that came from elsewhere is from; it has this in a plan's place."""
-        return self.path / "source" / f"{tier}.json"
+        return self.path / "source" / f"{_plain(tier)}.json"
 
     def audited(self, tier: str) -> Path:
         """The folder of what was measured of a tier on this text."""

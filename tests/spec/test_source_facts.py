@@ -20,7 +20,7 @@ def test_a_file_is_described_by_its_header(tmp_path: Path) -> None:
                                                                "blk.1.ffn_down.weight": ((256, 256), "Q6_K")}
     keys = model_metadata(n_block=2, n_embd=256, n_ff=256) | {
         "general.name": "Their model", "general.quantized_by": "someone", "general.file_type": 15,
-        "general.base_model.0.repo_url": "https://huggingface.co/Owner/Base", "quantize.imatrix.file": "/home/someone/imatrix.gguf"}
+        "general.base_model.0.repo_url": "https://huggingface.co/Owner/Base", "quantize.imatrix.file": "/home/user/imatrix.gguf"}
     files = tiny_gguf(tmp_path / "their.gguf", tensors, keys, n_part=2)
     model = describe_model(read_header(files[0]))
     source = describe_source(model, "a" * 64)
@@ -38,8 +38,8 @@ def test_a_file_is_described_by_its_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [
-    ("/home/someone/models/Model", "Model"), ("from /mnt/disk/Model and more", "from Model and more"),
-    ("file:///home/someone/Model", "Model"), ("~/models/Model", "Model"), ("C:\\Users\\someone\\Model", "Model"),
+    ("/home/user/models/Model", "Model"), ("from /mnt/disk/Model and more", "from Model and more"),
+    ("file:///home/user/Model", "Model"), ("~/models/Model", "Model"), ("C:\\Users\\someone\\Model", "Model"),
     ("https://huggingface.co/Owner/Model", "https://huggingface.co/Owner/Model"), ("text and/or chat", "text and/or chat"),
     ("Owner/Model", "Owner/Model"), ("a\nb\x1b[31m\u202e", "a b [31m"), ("x" * 999, "x" * 299 + "…"),
 ])
