@@ -31,6 +31,7 @@ from tests.gguf_factory import tiny_model
 
 pytestmark = pytest.mark.engine
 
+ALONE = RunOptions(n_workers=1)
 SETTINGS = ["eval.chunks=spread", "eval.n_chunk=12", "refpack.full_every=16", "refpack.mass=0.9"]  # its rows are nearly flat
 
 
@@ -185,13 +186,13 @@ def test_rows_against_a_pack_are_remeasured_as_a_bound(base: Path, tier: Path, p
 
 def test_rows_are_remeasured_against_a_pack_without_the_base(base: Path, tier: Path, protocol: Protocol, pack: Path,
                                                             tmp_path: Path) -> None:
-    run = done(audit_files(base, protocol, tmp_path / "run", [tier], Silent()))
+    run = done(audit_files(base, protocol, tmp_path / "run", [tier], Silent(), ALONE))
     run.quants.mkdir()
     own = run.quants / "own.gguf"
     own.write_bytes(base.read_bytes())
     (run.quants / tier.name).write_bytes(tier.read_bytes())
-    done(audit_with_packs([pack], protocol, run.path, [own], Silent()))
-    options = RecheckOptions(regenerate=False, n_remeasure=2, seed=1)
+    done(audit_with_packs([pack], protocol, run.path, [own], Silent(), ALONE))
+    options = RecheckOptions(regenerate=False, n_remeasure=2, seed=1, n_workers=1)
     findings = Findings()
     found = {m.tier: m for m in remeasure_with_pack(run.path, pack, options, findings, Silent()).remeasured}
     assert findings.failures == []
@@ -205,7 +206,7 @@ def test_rows_are_remeasured_against_a_pack_without_the_base(base: Path, tier: P
         assert [told in failure.expected for failure in findings.failures] == [True]
         run.rows(name).write_bytes(kept)
     other = make_refpack(tiny_model(tmp_path / "other-BF16.gguf", n_embd=256, n_ff=256, seed=1)[0], protocol, tmp_path / "ref",
-                         Silent()).path
+                         Silent(), n_workers=1).path
     with pytest.raises(InputError, match="is the reference pack of another base"):
         remeasure_with_pack(run.path, other, options, Findings(), Silent())
 
@@ -321,9 +322,9 @@ def several(texts: Path) -> Protocol:
 
 def test_of_several_texts_each_has_its_own_pack_and_its_own_rows(base: Path, tier: Path, several: Protocol, texts: Path,
                                                                  tmp_path: Path) -> None:
-    packs = [make_refpack(base, several, tmp_path / name, Silent(), name=name, corpus=texts / name).path
+    packs = [make_refpack(base, several, tmp_path / name, Silent(), name=name, corpus=texts / name, n_workers=1).path
              for name in several.eval.corpora]
-    run = done(audit_with_packs(packs[::-1], several, tmp_path / "run", [tier], Silent(), RunOptions(corpus=texts)))
+    run = done(audit_with_packs(packs[::-1], several, tmp_path / "run", [tier], Silent(), RunOptions(corpus=texts, n_workers=1)))
     further = dataclasses.replace(run, corpus="half.txt")
     assert [read_json(folder.summary(tier.stem))["ref"]["file"] for folder in (run, further)] == ["demo-eval.txt", "half.txt"]
     assert not np.array_equal(rows_of(run, tier.stem)["token"], rows_of(further, tier.stem)["token"])
@@ -342,10 +343,10 @@ def test_of_several_texts_each_has_its_own_pack_and_its_own_rows(base: Path, tie
 def test_a_pack_of_all_chunks_serves_every_choice_of_them(base: Path, tier: Path, protocol: Protocol, pack: Path,
                                                           tmp_path: Path) -> None:
     whole = load_protocol("demo-v1", ["refpack.full_every=16", "refpack.mass=0.9"])
-    large = make_refpack(base, whole, tmp_path / "all", Silent())
+    large = make_refpack(base, whole, tmp_path / "all", Silent(), n_workers=1)
     assert len(large.content.chunks) == large.facts.n_chunk_total > 12
-    some = done(audit_with_packs([large.path], protocol, tmp_path / "some", [tier], Silent()))
-    expected = done(audit_with_packs([pack], protocol, tmp_path / "expected", [tier], Silent()))
+    some = done(audit_with_packs([large.path], protocol, tmp_path / "some", [tier], Silent(), ALONE))
+    expected = done(audit_with_packs([pack], protocol, tmp_path / "expected", [tier], Silent(), ALONE))
     assert np.array_equal(rows_of(some, tier.stem), rows_of(expected, tier.stem))
     assert some.shortfall(tier.stem).read_bytes() == expected.shortfall(tier.stem).read_bytes()
     with pytest.raises(InputError, match="is a reference pack of another evaluation"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import cast
@@ -193,9 +194,10 @@ def test_a_budget_below_the_smallest_types_is_refused(tiny_model: Path, protocol
 @pytest.mark.engine
 def test_packs_of_all_chunks_stand_in_base_place_on_both_texts(done: SearchOutcome, tiny_model: Path, options: RunOptions,
                                                                tmp_path: Path) -> None:
+    options = dataclasses.replace(options, n_workers=1)
     second = load_protocol("demo-v1", [*SETTINGS, "search.second_corpus=calibration.txt", "search.second_n_chunk=8",
                                        "refpack.mass=0.999"])
-    packs = [make_refpack(tiny_model, second, tmp_path / name, Silent(), name=name).path
+    packs = [make_refpack(tiny_model, second, tmp_path / name, Silent(), name=name, n_workers=1).path
              for name in ("calibration.txt", "demo-eval.txt")]
     assert len(Refpack(packs[0]).content.chunks) == 8  # what a search takes of it
     result = search(tiny_model, second, tmp_path / "run", WANTS[:1], Silent(), options, refs=packs).result
@@ -210,8 +212,9 @@ def test_packs_of_all_chunks_stand_in_base_place_on_both_texts(done: SearchOutco
 @pytest.mark.engine
 def test_packs_that_a_search_cannot_use_are_refused_before_any_work(tiny_model: Path, protocol: Protocol, options: RunOptions,
                                                                     tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dataclasses.replace(options, n_workers=1)
     few = load_protocol("demo-v1", [*SETTINGS, "eval.chunks=spread", "eval.n_chunk=4"])
-    pack = make_refpack(tiny_model, few, tmp_path / "few", Silent()).path
+    pack = make_refpack(tiny_model, few, tmp_path / "few", Silent(), n_workers=1).path
     with pytest.raises(InputError, match=r"does not hold chunk \d+ of demo-eval.txt, which the search's search set needs: it has"):
         search(tiny_model, few, tmp_path / "run", WANTS, Silent(), options, refs=[pack])
     with pytest.raises(InputError, match="is a reference pack of another evaluation"):
