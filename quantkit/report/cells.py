@@ -61,9 +61,15 @@ def draft_text(speed: SpeedResult) -> str:
 
 def speed_notes(speeds: Iterable[SpeedResult]) -> list[str]:
     """What speeds were taken on, machine by machine; none where there are no speeds."""
-    by_machine: dict[str, list[str]] = {}
+    by_machine: dict[str, list[SpeedResult]] = {}
     for speed in speeds:
-        by_machine.setdefault(machine_words(speed), []).append(speed.tier)
-    return [f"Speed and peak memory: {machine}{'' if len(by_machine) == 1 else ' (' + ', '.join(tiers) + ')'}. The trunk alone, "
-            "one sequence; prompt processing and decoding apart. The peak is the process's, pages mapped from the file included. "
-            "Another machine has other speeds." for machine, tiers in by_machine.items()]
+        by_machine.setdefault(machine_words(speed), []).append(speed)
+    out = []
+    for machine, found in by_machine.items():
+        tiers = "" if len(by_machine) == 1 else f" ({', '.join(speed.tier for speed in found)})"
+        out.append(f"Speed and peak memory: {machine}{tiers}. The trunk alone, one sequence; prompt processing and decoding apart. "
+                   "The peak is the process's, pages mapped from the file included. Another machine has other speeds.")
+    if any(speed.drafts for found in by_machine.values() for speed in found):
+        out.append("With drafts: how many times faster the MTP head's best draft length decodes than the trunk alone; below 1 it "
+                   "costs time. Intervals are in report/speed.md.")
+    return out

@@ -316,6 +316,8 @@ def test_speeds_of_two_machines_are_told_apart() -> None:
     other = dataclasses.replace(one, tier="Q8_0", machine=dataclasses.replace(one.machine, n_threads=2))
     assert len(speed_notes([one])) == 1
     notes = speed_notes([one, other])
+    drafting = speed(drafts(1, 1.2, 1.1, 1.3), best=1)
+    assert [note.split(":")[0] for note in speed_notes([drafting])] == ["Speed and peak memory", "With drafts"]
     assert [note.split(". The")[0] for note in notes] == [
         "Speed and peak memory: Some CPU, 8 cores, 4 threads, CPU, llama.cpp abc (Q4_K_M)",
         "Speed and peak memory: Some CPU, 8 cores, 2 threads, CPU, llama.cpp abc (Q8_0)"]
