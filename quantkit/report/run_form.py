@@ -6,6 +6,7 @@ the rule that no name out of it becomes a path that leads elsewhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,21 @@ from typing import Any
 from quantkit.core.errors import InputError
 
 _NUMBER = (int, float)
-_TEXT_OF_CORPUS = {"name": str, "sha256": str}
+_HASH = re.compile(r"[0-9a-f]{64}")
+_TEXT_OF_CORPUS = {"name": str, "sha256": _HASH}
 _MOST = 1000  # tiers, texts: a table of more is no table
-#: What a manifest has at least. A type or several; a mapping by key ("*": all of them); a list of one form.
+#: What a manifest has at least. A type or several, or a pattern of text; a mapping by key ("*": all of them); a list of one form.
 _FORM: Mapping[str, Any] = {
-    "result_id": str, "quantkit": str, "token_ids_sha256": str,
-    "protocol": {"name": str, "protocol_id": str, "eval_id": str, "derived": [str]},
-    "base": {"file": str, "sha256": str, "size_bytes": int, "type": str, "bpw": (*_NUMBER, type(None)),
+    "result_id": _HASH, "quantkit": str, "token_ids_sha256": _HASH,
+    "protocol": {"name": str, "protocol_id": _HASH, "eval_id": _HASH, "derived": [str]},
+    "base": {"file": str, "sha256": _HASH, "size_bytes": int, "type": str, "bpw": (*_NUMBER, type(None)),
              "bpw_core": (*_NUMBER, type(None))},
     "corpus": _TEXT_OF_CORPUS,
-    "further_corpora": [{**_TEXT_OF_CORPUS, "token_ids_sha256": str}],
+    "further_corpora": [{**_TEXT_OF_CORPUS, "token_ids_sha256": _HASH}],
     "build": {"backend": str, "llama_cpp_commit": str, "llama_cpp_python": str, "system_info": str, "n_gpu_layers": int,
               "tensor_split": [_NUMBER]},
     "libraries": {"*": str},
-    "tiers": {"*": {"file": str, "sha256": str, "size_bytes": int, "bpw": _NUMBER, "bpw_core": (*_NUMBER, type(None))}},
+    "tiers": {"*": {"file": str, "sha256": _HASH, "size_bytes": int, "bpw": _NUMBER, "bpw_core": (*_NUMBER, type(None))}},
     "files": {"*": dict},
 }
 
@@ -77,5 +79,8 @@ def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
         else:
             for i, item in enumerate(value):
                 yield from _faults(item, form[0], f"{path}[{i}]")
+    elif isinstance(form, re.Pattern):
+        if not isinstance(value, str) or not form.fullmatch(value):
+            yield f"{shown} is no sha256"
     elif not isinstance(value, form) or (isinstance(value, bool) and form is not bool):
         yield f"{shown} is of type {type(value).__name__}"

@@ -118,7 +118,8 @@ FOUND: list[tuple[str, list[str | int], Any]] = [
     ("plan/Q8_0.json", ["rows", 0, "name"], 1e308), ("plan/Q8_0.json", ["rows", 0, "role"], "<b>"),
     ("manifest.json", ["tiers", "Q8_0", "bpw_core"], "x"), ("manifest.json", ["tiers", "Q8_0", "size_bytes"], 10**30),
     ("manifest.json", ["tiers", "../x"], {}), ("manifest.json", ["tiers"], [1]), ("manifest.json", ["base", "size_bytes"], 0),
-    ("manifest.json", ["build"], None), ("manifest.json", ["further_corpora"], [{"name": "../../x"}]),
+    ("manifest.json", ["protocol", "protocol_id"], "\x1b[2J"), ("manifest.json", ["build"], None),
+    ("manifest.json", ["further_corpora"], [{"name": "../../x"}]),
 ]
 
 

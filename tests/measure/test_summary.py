@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from quantkit.core.errors import InputError
 from quantkit.core.stats import group_by, jackknife_se, quantile_limits, student_quantile
 from quantkit.measure.numbers import Rows, p_diff
 from quantkit.measure.summary import base_rows, summarize
-from quantkit.spec.records import ROW_DTYPE, Estimate
+from quantkit.spec.records import ROW_DTYPE, Estimate, TierSummary
 from tests.measure.synthetic import df_by_hand, make_rows
 
 MEANS = ("ppl_base", "ppl_q", "ln_ppl_ratio", "ppl_drift", "kld", "p_diff", "p_diff_rms", "same_top_p")
@@ -300,3 +301,14 @@ def test_row_columns_are_the_published_ones() -> None:
     assert list(ROW_DTYPE.names or ()) == ["chunk", "article", "pos", "token", "nll_base", "nll_q", "kld", "entropy_base",
                                            "top1_base", "top1_q", "margin_base"]
     assert ROW_DTYPE.itemsize == 64
+
+
+def test_a_perplexity_that_no_float_holds_is_none_with_a_reason() -> None:
+    rows = make_rows()
+    rows["nll_q"] += 900
+    summary = summarize(rows)
+    assert summary.ppl_q.value is None
+    assert "too large for a number: the mean that it comes from is 90" in str(summary.ppl_q.reason)
+    assert summary.ppl_drift.value is None
+    assert summary.ln_ppl_ratio.value == pytest.approx(900, rel=1e-3)
+    assert TierSummary.from_json(json.loads(json.dumps(summary.to_json(), allow_nan=False))) == summary
