@@ -53,8 +53,8 @@ class Worker:
         self._step = step
         log_path = self._log_path()
         self._log_from = log_path.stat().st_size if log_path.exists() else 0
-        self._watch = Watch(self._process.pid, log_path)
-        self._watched(lambda: self.pipe.send((command, arguments, log_path)))
+        self._watch, pipe = Watch(self._process.pid, log_path), self.pipe
+        self._watched(lambda: pipe.send((command, arguments, log_path)))
 
     def receive(self) -> tuple[Reply, Any]:
         """The next reply.
@@ -62,13 +62,14 @@ class Worker:
         Raises:
             EngineCrash: the process died or hangs; names the step, the signal or the time, and the last lines of its log.
         """
+        process, pipe, log_path = self._process, self.pipe, self._log_path()
         try:
-            kind, value = self._watched(self.pipe.recv)
+            kind, value = self._watched(pipe.recv)
         except EngineCrash:
             raise
         except Exception as error:
             raise self._crash(f"the worker process sent what cannot be read ({type(error).__name__}: {error})") from error
-        self._watch = Watch(self._process.pid, self._log_path())
+        self._watch = Watch(process.pid, log_path)
         return kind, value
 
     def check(self) -> None:
@@ -77,7 +78,8 @@ class Worker:
         Raises:
             EngineCrash: it hangs; it is ended.
         """
-        if self._watch is not None and (hang := self._watch.hang()):
+        watch = self._watch
+        if watch is not None and (hang := watch.hang()):
             raise self._crash(f"the worker process {hang}, so it was ended", EngineKilled)
 
     def start(self) -> None:
@@ -86,12 +88,16 @@ class Worker:
             self._start(loads_library=True)
 
     def kill(self) -> None:
-        """End the process at once."""
-        if self._process is None:
+        """End the process at once; from any thread, also while another one talks to it."""
+        process, pipe, talk = self._process, self.pipe, self._talk
+        self._process = self.pipe = self._watch = self._talk = None
+        if process is None:
             return
-        self._process.kill()
-        self._process.join(_END_S)  # one that waits for a dead disk cannot be killed, and is left to the system
-        self._forget()
+        process.kill()
+        process.join(_END_S)  # one that waits for a dead disk cannot be killed, and is left to the system
+        if talk is not None:
+            talk.join(_END_S)  # a dead worker's pipe has an end
+        pipe.close()
 
     def close(self) -> None:
         """Let the process end by itself, or end it if it does not."""
@@ -112,11 +118,11 @@ class Worker:
             except Exception as error:
                 faults.append(error)
 
-        self._talk = threading.Thread(target=run, daemon=True)
-        self._talk.start()
-        while self._talk.is_alive():
-            self._talk.join(liveness.POLL_S)
-            if self._talk.is_alive():
+        self._talk = thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(liveness.POLL_S)
+            if thread.is_alive():
                 self.check()
         if not faults:
             return outcome[0]
@@ -125,41 +131,35 @@ class Worker:
         raise faults[0]
 
     def _start(self, *, loads_library: bool = False) -> None:
-        with _STARTING:
-            self._start_alone(loads_library)
-
-    def _start_alone(self, loads_library: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=worker_main, args=(theirs, os.getpid(), loads_library), daemon=True,
                                         name=f"quantkit-worker-{self._index}")
-        before = dict(os.environ)
-        os.environ.update(environment_for_workers(before))
-        try:
-            self._process.start()
-        except OSError as error:
-            self._process = None
-            raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use fewer "
-                                   "workers") from error
-        finally:
-            for name in set(os.environ) - set(before):
-                del os.environ[name]
-            theirs.close()
-
-    def _forget(self) -> None:
-        if self._talk is not None:
-            self._talk.join(_END_S)  # a dead worker's pipe has an end
-        self.pipe.close()
-        self._process = self.pipe = self._watch = self._talk = None
+        with _STARTING:
+            before = dict(os.environ)
+            os.environ.update(environment_for_workers(before))
+            try:
+                self._process.start()
+            except OSError as error:
+                self._process = None
+                raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use "
+                                       "fewer workers") from error
+            finally:
+                for name in set(os.environ) - set(before):
+                    del os.environ[name]
+                theirs.close()
 
     def _log_path(self) -> Path:
         return self._log_folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', self._step)[:100]}.w{self._index}.log"
 
     def _crash(self, how: str = "", kind: type[EngineCrash] = EngineCrash) -> EngineCrash:
         """The error of a process that died by itself, or that has to be ended now, as `how` says."""
-        if not how:
-            self._process.join(_END_S)
-            code = self._process.exitcode
+        process = self._process
+        if not how and process is None:
+            how = "the worker process was ended by another step's failure"
+        elif not how:
+            process.join(_END_S)
+            code = process.exitcode
             if code is None:
                 how = "the worker process closed its pipe and did not end"
             elif code == -signal.SIGKILL:

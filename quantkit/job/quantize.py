@@ -97,7 +97,7 @@ def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, imp
     with atomic_path(target) as temp:
         try:
             pool.call(f"quantize {plan.tier}", quantize, on_item=advance, source=base.path, target=temp,
-                      ftype=FTYPES[plan.ftype].id, n_threads=n_cores(),
+                      ftype=FTYPES[plan.ftype].id, n_threads=n_threads or n_cores(),
                       patterns={o.pattern: TENSOR_TYPES[o.type].id for o in plan.override_patterns()},
                       imatrix=importances.values if importances else {}, metadata=_provenance(importances))
         except EngineError as error:
