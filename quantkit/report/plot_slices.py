@@ -105,7 +105,7 @@ def _draw_kind(axes: Axes, tiers: Mapping[str, Sequence[Slice]]) -> None:
 
 
 def _label(one: Slice) -> str:
-    name = drawable(one.name).removesuffix(" nats")  # the panel's title says so
+    name = drawable(one.name).replace(" nats", "")  # the panel's title says so
     return name if len(name) <= 18 else name[:17] + "…"
 
 
