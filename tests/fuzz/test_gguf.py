@@ -19,7 +19,6 @@ from tests.fuzz.damage import damage_gguf
 from tests.fuzz.laws import fuzz, generator, one_sentence
 from tests.gguf_factory import tiny_model
 
-FOUND = Path(__file__).parent / "found"
 _SLOW_S = 5.0
 
 
@@ -71,12 +70,6 @@ def test_show_and_plan_end_with_a_sentence_and_no_traceback(sources: list[list[P
         assert (code == 0) == bool(out.getvalue())
         assert bool(code) == error.getvalue().startswith("quantkit: ") or arguments[0] == "plan", error.getvalue()
         assert "\x1b" not in out.getvalue() + error.getvalue()
-
-
-@pytest.mark.parametrize("path", sorted(FOUND.glob("*.gguf")), ids=lambda path: path.name)
-def test_files_that_once_broke_something(path: Path) -> None:
-    for arguments in (["show", str(path)], ["plan", "-b", str(path), "-p", "demo-v1"]):
-        assert run(arguments) in (0, 2)
 
 
 def test_only_damage_is_refused(sources: list[list[Path]]) -> None:
