@@ -135,18 +135,19 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=worker_main, args=(theirs, os.getpid(), loads_library), daemon=True,
                                         name=f"quantkit-worker-{self._index}")
-        before = dict(os.environ)
-        os.environ.update(environment_for_workers(before))
-        try:
-            self._process.start()
-        except OSError as error:
-            self._process = None
-            raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use fewer "
-                                   "workers") from error
-        finally:
-            for name in set(os.environ) - set(before):
-                del os.environ[name]
-            theirs.close()
+        with _STARTING:
+            before = dict(os.environ)
+            os.environ.update(environment_for_workers(before))
+            try:
+                self._process.start()
+            except OSError as error:
+                self._process = None
+                raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use "
+                                       "fewer workers") from error
+            finally:
+                for name in set(os.environ) - set(before):
+                    del os.environ[name]
+                theirs.close()
 
     def _log_path(self) -> Path:
         return self._log_folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', self._step)[:100]}.w{self._index}.log"
