@@ -114,7 +114,7 @@ def test_a_disk_that_says_so_only_when_it_is_flushed(job: fakes.Job, tmp_path: P
             yield
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert runs_until_done(job, tmp_path / "run", expected, more()) > 20
+    assert runs_until_done(job, tmp_path / "run", expected, more()) > 10
     assert fakes.bundle_of(tmp_path / "run") == expected
 
 
