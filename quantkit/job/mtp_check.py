@@ -42,6 +42,7 @@ from quantkit.spec.protocol import MtpSpec, Protocol
 from quantkit.spec.speed_records import SpeedResult
 
 CHECK_VERSION = 1  # raised when the meaning of a number changes
+MATRIX = "matrix/"
 _SHARE_OF_FREE = 0.9
 
 
@@ -90,8 +91,18 @@ class MtpOptions:
 
 
 def mtp_path(run: RunFolder, tier: str) -> Path:
-    """Where a tier's check stands."""
-    return run.path / "mtp" / f"{tier}.json"
+    """Where a tier's check stands; that of a cell of the matrix, whose name begins with MATRIX, in a folder of its own."""
+    step, name = _place("mtp", tier)
+    return run.path / step / run.record(step, name).name
+
+
+def speed_path(run: RunFolder, tier: str) -> Path:
+    """Where its times stand."""
+    return run.record(*_place("speed", tier))
+
+
+def _place(step: str, tier: str) -> tuple[str, str]:
+    return (f"{step}/{MATRIX[:-1]}", tier[len(MATRIX):]) if tier.startswith(MATRIX) else (step, tier)
 
 
 def check_mtp(run: RunFolder, protocol: Protocol, candidate: Candidate, text: bytes, progress: Progress,
@@ -122,7 +133,7 @@ def check_mtp(run: RunFolder, protocol: Protocol, candidate: Candidate, text: by
     spec, ids = protocol.mtp, {"check_id": check_id, "mtp_id": protocol.mtp_id}
     result = result_of(measured, spec, **ids) if reason is None else not_applicable(measured, spec, reason, **ids)
     speed = speed_of(measured, spec, check_id=check_id)
-    write_json(run.record("speed", tier), record_to_json(speed))
+    write_json(speed_path(run, tier), record_to_json(speed))
     write_json(mtp_path(run, tier), record_to_json(result))
     return result
 
@@ -131,7 +142,7 @@ def read_check(run: RunFolder, tier: str, check_id: str) -> MtpResult | None:
     """A tier's check where it stands, with its times, for these inputs; None where it must be made."""
     try:
         result = record_from_json(MtpResult, read_json(mtp_path(run, tier)))
-        speed = record_from_json(SpeedResult, read_json(run.record("speed", tier)))
+        speed = record_from_json(SpeedResult, read_json(speed_path(run, tier)))
     except (KeyError, TypeError):
         return None
     return result if result.check_id == speed.check_id == check_id else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quantkit.core.errors import InputError, QuantkitError
 from quantkit.engine.pool import WorkerPool
 from quantkit.job.evaluation import Subject
-from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp
+from quantkit.job.mtp_check import MATRIX, Candidate, MtpOptions, check_mtp, speed_path
 from quantkit.job.mtp_heads import head_file_name, make_head
 from quantkit.job.progress import Progress
 from quantkit.job.rundir import RunFolder, read_json
@@ -40,14 +40,14 @@ def run_matrix(run: RunFolder, protocol: Protocol, base: Subject, trunks: Sequen
     cells = []
     for trunk in trunks:
         for kind, head in heads.items():
-            name = f"matrix/{trunk.name}+{kind}"
+            name = f"{MATRIX}{trunk.name}+{kind}"
             try:
                 result = check_mtp(run, protocol, Candidate.of(trunk, head, base, name=name), text, progress, options)
             except QuantkitError as error:
                 progress.note(f"{name} failed: {error}")
                 cells.append(failed_cell(trunk, kind, head, str(error)))
                 continue
-            speed = record_from_json(SpeedResult, read_json(run.record("speed", name)))
+            speed = record_from_json(SpeedResult, read_json(speed_path(run, name)))
             cells.append(cell_of(trunk, kind, head, result, speed))
     return cells
 

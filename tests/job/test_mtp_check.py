@@ -12,7 +12,7 @@ import pytest
 from quantkit.core.errors import CheckFailed, EngineError, GgufError, InputError
 from quantkit.engine.settings import Offload
 from quantkit.job.evaluation import Subject, read_subject
-from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp, mtp_path, require_passed
+from quantkit.job.mtp_check import Candidate, MtpOptions, check_mtp, mtp_path, require_passed, speed_path
 from quantkit.job.progress import Silent
 from quantkit.job.rundir import RunFolder
 from quantkit.spec.json_records import record_from_json
@@ -324,3 +324,13 @@ def test_the_prompt_left_out_is_an_ablation_with_its_own_counts(check: Check, ti
 def test_drafts_that_do_not_fit_a_micro_batch_are_refused(check: Check, tier: Subject) -> None:
     with pytest.raises(InputError, match=r"expected mtp.n_ubatch of at least 17, for drafts of 12, got 16"):
         check(tier, None, None, "mtp.n_draft=[12]")
+
+
+def test_a_check_stands_inside_its_run_and_a_cell_of_the_matrix_apart(run: RunFolder) -> None:
+    assert mtp_path(run, "Q8_0") == run.path / "mtp" / "Q8_0.json"
+    assert speed_path(run, "Q8_0") == run.parts / "speed" / "Q8_0.json"
+    assert mtp_path(run, "matrix/Q8_0+BF16") == run.path / "mtp" / "matrix" / "Q8_0+BF16.json"
+    assert speed_path(run, "matrix/Q8_0+BF16") == run.parts / "speed" / "matrix" / "Q8_0+BF16.json"
+    for name in ("../out", "matrix/../../out", "a/b", ".."):
+        with pytest.raises(InputError, match="expected the name of a tier"):
+            mtp_path(run, name)
