@@ -20,7 +20,8 @@ _MOST = 1000  # tiers, texts: a table of more is no table
 #: What a manifest has at least. A type or several, or a pattern of text; a mapping by key ("*": all of them); a list of one form.
 _FORM: Mapping[str, Any] = {
     "result_id": _HASH, "quantkit": str, "token_ids_sha256": _HASH,
-    "protocol": {"name": str, "protocol_id": _HASH, "eval_id": _HASH, "derived": [str]},
+    "protocol": {"name": str, "derived": [str],
+                 **dict.fromkeys(("protocol_id", "eval_id", "plan_id", "imatrix_id", "mtp_id"), _HASH)},
     "base": {"file": str, "sha256": _HASH, "size_bytes": int, "type": str, "bpw": (*_NUMBER, type(None)),
              "bpw_core": (*_NUMBER, type(None))},
     "corpus": _TEXT_OF_CORPUS,
