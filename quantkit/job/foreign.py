@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from quantkit.core.errors import EngineCrash, EngineKilled, ImatrixError, InputError, QuantkitError
+from quantkit.core.files import temporary_folder
 from quantkit.core.units import GIB, MIB, format_bytes
 from quantkit.engine.pool import Worker
 from quantkit.engine.worker import Reply, WorkerState
@@ -159,7 +160,7 @@ class _Child:
     def read(self, function: Callable[..., Any], path: Path, limits: Limits, arguments: dict[str, Any]) -> Any:
         """See `read_in_worker`."""
         if self._scratch is None or self._worker is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="quantkit-")
+            self._scratch = temporary_folder()
             self._worker = Worker(0, Path(self._scratch.name))
             atexit.register(self.close)
         worker = self._worker
