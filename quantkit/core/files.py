@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -131,6 +132,19 @@ def write_atomic(target: Path, data: bytes) -> None:
     """Write bytes to a file, whole or not at all."""
     with atomic_path(target) as temp:
         temp.write_bytes(data)
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this process's own, removed at its end.
+
+    Raises:
+        EnvironmentFault: there is nowhere to make one.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="quantkit-")
+    except OSError as error:
+        raise EnvironmentFault("expected a folder for temporary files, found none that can be written to "
+                               f"({error.strerror or error}): set TMPDIR to one that can") from error
 
 
 def sync_file(path: Path) -> None:

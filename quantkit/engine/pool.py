@@ -7,7 +7,6 @@ import multiprocessing.connection
 import os
 import re
 import signal
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from quantkit.core.errors import EngineCrash, EngineKilled, EnvironmentFault
+from quantkit.core.files import temporary_folder
 from quantkit.engine import liveness
 from quantkit.engine.library import environment_for_workers
 from quantkit.engine.liveness import Watch
@@ -195,11 +195,7 @@ class WorkerPool:
     def __init__(self, n_workers: int = 1, log_folder: Path | None = None) -> None:
         self._scratch = None
         if log_folder is None:
-            try:
-                self._scratch = tempfile.TemporaryDirectory(prefix="quantkit-")
-            except OSError as error:
-                raise EnvironmentFault(f"expected a folder for temporary files, found none that can be written to "
-                                       f"({error.strerror or error}): set TMPDIR to one that can") from error
+            self._scratch = temporary_folder()
             log_folder = Path(self._scratch.name)
         self.workers = [Worker(i, log_folder) for i in range(n_workers)]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantkit.core.errors import EngineCrash, EngineError, GgufError, PlanError
+from quantkit.core.files import temporary_folder
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.quantizer import dry_run
 from quantkit.job.hub.client import Hub
@@ -47,7 +47,7 @@ def look(repo_id: str, progress: Progress, *, revision: str | None = None, proto
     found = find_models(hub.list_files(commit))
     progress.start(f"headers of {repo_id}", len(found))
     looks = []
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder, WorkerPool() as pool:
+    with temporary_folder() as folder, WorkerPool() as pool:
         reader = HeaderReader(hub, commit, Path(folder))
         for i, model in enumerate(found):
             looks.append(_look_at(model, i, reader, pool, protocol))
