@@ -7,12 +7,13 @@ import multiprocessing.connection
 import os
 import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from quantkit.core.errors import EngineCrash, EngineKilled, EnvironmentFault
@@ -136,8 +137,9 @@ class Worker:
         self._process = context.Process(target=worker_main, args=(theirs, os.getpid(), loads_library), daemon=True,
                                         name=f"quantkit-worker-{self._index}")
         with _STARTING:
-            before = dict(os.environ)
+            before, main = dict(os.environ), sys.modules["__main__"]
             os.environ.update(environment_for_workers(before))
+            sys.modules["__main__"] = ModuleType("__main__")  # a worker has no use for the caller's script, and must not run it
             try:
                 self._process.start()
             except OSError as error:
@@ -145,6 +147,7 @@ class Worker:
                 raise EnvironmentFault(f"cannot start a worker process: {error.strerror or error}; end other programs, or use "
                                        "fewer workers") from error
             finally:
+                sys.modules["__main__"] = main
                 for name in set(os.environ) - set(before):
                     del os.environ[name]
                 theirs.close()
