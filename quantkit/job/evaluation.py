@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,24 @@ def default_workers(settings: ContextSettings, offload: Offload) -> int:
     return 1 if offload.n_gpu_layers else max(1, n_cores() // settings.n_threads)
 
 
+class CorpusTokens(NamedTuple):
+    """A corpus as one model reads it: its text (of conversations, what the chat template writes), where articles start, tokens."""
+
+    text: bytes
+    starts: npt.NDArray[np.int64]
+    seen: Tokenized
+
+
+def tokenize_corpus(pool: WorkerPool, base: Subject, corpus: Corpus, text: bytes) -> CorpusTokens:
+    """Read a corpus with base's vocabulary, conversations through its chat template."""
+    starts = None
+    if corpus.format == "chat":
+        text, starts = pool.call("chat template", render_chat, path=base.path, text=text)
+    seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text, chat=starts is not None)
+    check_tokens("tokenize", seen)
+    return CorpusTokens(text, find_articles(text, corpus.documents) if starts is None else starts, seen)
+
+
 def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, offload: Offload,
                        corpus: Corpus | None = None) -> Evaluation:
     """Tokenize with base, choose the chunks, find each chunk's article.
@@ -125,18 +144,12 @@ def prepare_evaluation(pool: WorkerPool, protocol: Protocol, base: Subject, text
     """
     spec = protocol.eval
     corpus = corpus or protocol.corpus(spec.corpora[0])
-    starts = None
-    if corpus.format == "chat":
-        text, starts = pool.call("chat template", render_chat, path=base.path, text=text)
-    seen: Tokenized = pool.call("tokenize", tokenize, path=base.path, text=text, chat=starts is not None)
-    check_tokens("tokenize", seen)
+    text, starts, seen = tokenize_corpus(pool, base, corpus, text)
     n_total = len(seen.ids) // spec.n_ctx
     if n_total < 2:
         raise InputError(f"expected at least two chunks of {spec.n_ctx} tokens, got {len(seen.ids)} tokens from {corpus.name}: "
                          "use a longer text or a smaller n_ctx")
     chunks = chunk_indices(spec.chunks, spec.n_chunk, n_total)
-    if starts is None:
-        starts = find_articles(text, corpus.documents)
     return Evaluation(
         eval_id=protocol.eval_id, corpus=corpus, text=text, settings=context_settings(spec), offload=offload, tokens=seen.ids,
         token_ids_sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), add_bos=seen.add_bos,

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.core.errors import InputError
-from quantkit.engine.lockstep import Tokenized, tokenize
 from quantkit.engine.pool import WorkerPool
 from quantkit.job.corpus import read_corpus
-from quantkit.job.evaluation import Subject
+from quantkit.job.evaluation import Subject, tokenize_corpus
 from quantkit.job.refpack_texts import TextPack, check_base, describe_pack, open_packs
 from quantkit.job.search_trials import ChunkSet
 from quantkit.job.session import Session
-from quantkit.measure.articles import assign_chunks, chunk_indices, find_articles
+from quantkit.measure.articles import assign_chunks, chunk_indices
 from quantkit.measure.search_stats import deal_articles, spread
 from quantkit.spec.protocol import Corpus, Protocol
 
@@ -109,11 +108,11 @@ def deal_text(pool: WorkerPool, protocol: Protocol, base: Subject, text: bytes, 
 
 
 def _read(pool: WorkerPool, base: Subject, text: bytes, corpus: Corpus, n_ctx: int) -> _Text:
-    seen: Tokenized = pool.call(f"tokenize {corpus.name}", tokenize, path=base.path, text=text)
+    _, starts, seen = tokenize_corpus(pool, base, corpus, text)
     n_total = len(seen.ids) // n_ctx
     if n_total < 2:
         raise InputError(f"expected at least two chunks of {n_ctx} tokens in {corpus.name}, got {len(seen.ids)} tokens")
-    articles = assign_chunks(find_articles(text, corpus.documents), seen.ends, n_ctx, np.arange(n_total))
+    articles = assign_chunks(starts, seen.ends, n_ctx, np.arange(n_total))
     return _Text(tokens=seen.ids, sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), articles=articles)
 
 
