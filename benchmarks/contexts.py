@@ -5,7 +5,7 @@ usage: python benchmarks/contexts.py [--model tiny|smollm2|BASE.gguf] [--n-ctx 5
 One worker holds base and one tier, blocks of 512 positions. `KV cache` is what both contexts keep for n_ctx positions, from the
 header; `rest` is the peak without it: weights, Python, compute buffers, a block of logits. `logits of a chunk` is what a tool holds
 that keeps the scored half of a chunk before it scores (n_ctx / 2 x n_vocab x 4 bytes, for the base alone). Beside it stands
-llama-perplexity's own peak for its first pass. Memory is of all processes of a way together (PSS, sampled).
+llama-perplexity's own peak for its first pass. Memory is of all processes of a way together, sampled (measured.py).
 """
 
 from __future__ import annotations

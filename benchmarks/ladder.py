@@ -15,12 +15,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 from functools import partial
 from pathlib import Path
 
 from llama_tools import cache_folder, llama_tools
 from measured import Measured, Way, alternate, folder_bytes, run, table
+
+from quantkit.engine.chunk_time import time_chunk
+from quantkit.engine.lockstep import tokenize
+from quantkit.engine.pool import WorkerPool
+from quantkit.engine.settings import Offload
+from quantkit.job.evaluation import context_settings
+from quantkit.spec.protocol import load_protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "IQ2_S", "IQ1_M")
@@ -86,6 +94,16 @@ def tier_files(args: argparse.Namespace) -> list[Path]:
     return [args.work / f"{args.base.stem}-{tier}.gguf" for tier in TIERS]
 
 
+def decode_floor_s(args: argparse.Namespace) -> float:
+    """The least wall time that decoding alone can take: every model's chunk on one thread, the chunks spread over all cores."""
+    settings = context_settings(load_protocol("wikitext2-first16-v1").eval)
+    with WorkerPool(1) as pool:
+        ids = pool.call("tokenize", tokenize, path=args.base, text=args.text.read_bytes()[:20_000]).ids[:settings.n_ctx]
+        a_chunk = sum(pool.call("decode", time_chunk, path=path, settings=settings, offload=Offload(), tokens=ids).decode_s
+                      for path in (args.base, *tier_files(args)))
+    return float(a_chunk * args.n_chunk / (os.cpu_count() or 1))
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Make what is missing in the work folder: the model, an importance matrix of 16 chunks, the tiers."""
     models = {"tiny": args.shared / "models" / "tiny-qwen35-mtp-BF16.gguf", "smollm2": args.work / "SmolLM2-135M-BF16.gguf"}
@@ -137,6 +155,10 @@ def main() -> None:
     kept = alternate(chosen, args.pairs, args.max_tries or 2 * args.pairs)
     theirs = list(chosen)[-1]
     print(table(f"{args.job}, {args.base.name}: {what[args.job]}, {n_threads()} cores", kept, "quantkit", theirs))
+    if args.job == "audit":
+        floor = decode_floor_s(args)
+        shares = [f"{floor / statistics.median(one.wall_s for one in runs):.2f} of {name}'s" for name, runs in kept.items() if runs]
+        print(f"decoding alone, the same kernels in both: at least {floor:.1f} s on {n_threads()} cores, {', '.join(shares)} wall")
 
 
 def same_matrices(args: argparse.Namespace, folder: Path) -> Measured:
