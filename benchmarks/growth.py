@@ -62,7 +62,7 @@ def main() -> None:
             fixed[key] = audit(args, case._replace(n_chunk=1))
         done, start = audit(args, case), fixed[key]
         units = (case.n_chunk - 1) * (case.n_tier + 1)
-        cpu_ms, wall_ms = (1000 * (a - b) / units for a, b in zip(done[:2], start[:2], strict=True))
+        wall_ms, cpu_ms = (1000 * (a - b) / units for a, b in zip(done[:2], start[:2], strict=True))
         print(f"| {case.n_chunk} | {case.n_tier} | {case.n_worker} | {done.wall_s:.2f} | {done.cpu_s:.2f} | {start.cpu_s:.2f} | "
               f"{cpu_ms:.1f} | {wall_ms:.1f} | {done.peak_bytes / 2**20:.0f} |", flush=True)
     print("\n| n_vocab | M float32 logits read a second, one core, base and two tiers |")

@@ -1,9 +1,10 @@
 """Runs commands as whole processes, and reads the system's own account of them; alternates ways of doing one job.
 
-A way is a list of commands, one after the other. `wall_s` and `cpu_s` are sums over them, `peak_bytes` is the most that all
+A way is a list of commands, one after the other. `wall_s` and `cpu_s` are sums over them. `peak_bytes` is the most that all
 processes of a command held together, sampled five times a second: the private memory of each, and of mapped files what the process
-with most of them has, since they map the same ones. (PSS would be exact, and costs a quarter of a core to read.) `others` is how many cores other programs kept busy meanwhile, from /proc/stat: a pair of ways is discarded
-when that is above `MAX_OTHERS` in either, for then the machine's load exceeded its cores.
+with most of them has, since they map the same ones (PSS would be exact, and costs a quarter of a core to read). `others` is how
+many cores other programs kept busy meanwhile, from /proc/stat: a round is discarded when that is above `MAX_OTHERS` in any way, for
+then the machine's load exceeded its cores.
 """
 
 from __future__ import annotations
