@@ -53,8 +53,8 @@ def main() -> None:
     cases = [*(middle._replace(n_chunk=middle.n_chunk * k // 4) for k in (1, 2, 4, 8)),
              *(middle._replace(n_tier=n) for n in (1, 4, len(TIERS))), middle._replace(n_worker=1)]
     print(f"{args.base.name}, chunks of 512, {cores} cores, best of {args.repeats}\n")
-    print("| chunks | tiers | workers | wall s | CPU s | fixed CPU s | CPU ms per unit | wall ms per unit | peak MiB |")
-    print("| -----: | ----: | ------: | -----: | ----: | ----------: | --------------: | ---------------: | -------: |")
+    print("| chunks | tiers | workers | wall s | CPU s | fixed CPU s | wall ms per unit | CPU ms per unit | peak MiB |")
+    print("| -----: | ----: | ------: | -----: | ----: | ----------: | ---------------: | --------------: | -------: |")
     fixed: dict[tuple[int, int], Measured] = {}
     for case in cases:
         key = case.n_tier, case.n_worker
@@ -64,7 +64,7 @@ def main() -> None:
         units = (case.n_chunk - 1) * (case.n_tier + 1)
         wall_ms, cpu_ms = (1000 * (a - b) / units for a, b in zip(done[:2], start[:2], strict=True))
         print(f"| {case.n_chunk} | {case.n_tier} | {case.n_worker} | {done.wall_s:.2f} | {done.cpu_s:.2f} | {start.cpu_s:.2f} | "
-              f"{cpu_ms:.1f} | {wall_ms:.1f} | {done.peak_bytes / 2**20:.0f} |", flush=True)
+              f"{wall_ms:.1f} | {cpu_ms:.1f} | {done.peak_bytes / 2**20:.0f} |", flush=True)
     print("\n| n_vocab | M float32 logits read a second, one core, base and two tiers |")
     print("| ------: | -----------------------------------------------------------: |")
     for n_vocab in (4096, 49_152, 151_936, 250_000):
