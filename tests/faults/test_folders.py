@@ -33,19 +33,6 @@ with FolderLock(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fakes.Job:
-    fakes.install(monkeypatch)
-    return fakes.Job(tmp_path)
-
-
-@pytest.fixture
-def expected(job: fakes.Job, tmp_path: Path) -> dict[str, str]:
-    """The bundle of an undisturbed run."""
-    job.run(tmp_path / "reference")
-    return fakes.bundle_of(tmp_path / "reference")
-
-
-@pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that works in run/ until its input ends."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], cwd=ROOT, text=True, stdin=subprocess.PIPE,

@@ -29,19 +29,6 @@ FULL = r"\A(the disk is full (while writing|at) .*: free some space and run agai
 MOST = 400  # pages or files that a run of the fakes never needs
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fakes.Job:
-    fakes.install(monkeypatch)
-    return fakes.Job(tmp_path)
-
-
-@pytest.fixture
-def expected(job: fakes.Job, tmp_path: Path) -> dict[str, str]:
-    """The bundle of a run with all the room in the world."""
-    job.run(tmp_path / "reference")
-    return fakes.bundle_of(tmp_path / "reference")
-
-
 def assert_nothing_half_written(run: Path, expected: dict[str, str]) -> None:
     """Every file that has its final name is the one of an undisturbed run; the manifest may be of an earlier step."""
     if not run.exists():

@@ -29,19 +29,6 @@ from tests.faults import fakes
 KILLED = "the worker process was killed (signal 9): probably out of memory"
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fakes.Job:
-    fakes.install(monkeypatch)
-    return fakes.Job(tmp_path)
-
-
-@pytest.fixture
-def expected(job: fakes.Job, tmp_path: Path) -> dict[str, str]:
-    """The bundle of an undisturbed run."""
-    job.run(tmp_path / "reference")
-    return fakes.bundle_of(tmp_path / "reference")
-
-
 def killing(times: int, *words: str) -> Callable[[str], None]:
     """Kills the first so many steps whose name has all the words."""
     left = [times]

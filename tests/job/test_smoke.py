@@ -112,17 +112,17 @@ def test_the_server_is_asked_the_same_and_must_answer(model: Path) -> None:
 def test_a_record_of_this_file_and_prompt_is_kept(model: Path, tmp_path: Path) -> None:
     run = RunFolder(path=tmp_path / "run")
 
-    def test(*answers: Answer, protocol: Any = PROTOCOL, sha256: str = SHA256) -> SmokeRecord:
+    def ask(*answers: Answer, protocol: Any = PROTOCOL, sha256: str = SHA256) -> SmokeRecord:
         return smoke_tier(run, cast(WorkerPool, FakePool(*answers)), protocol, "Q8_0", model, sha256, 1)
 
-    first = test(answer())
+    first = ask(answer())
     assert read_json(smoke_path(run, "Q8_0")) == first.to_json()
-    assert test() == first
-    assert test(answer(20), sha256="34" * 32).n_tokens == 20
+    assert ask() == first
+    assert ask(answer(20), sha256="34" * 32).n_tokens == 20
     other = dataclasses.replace(PROTOCOL, gate=dataclasses.replace(PROTOCOL.gate, smoke_prompt="Hello"))
-    assert test(answer(21), protocol=other).prompt == "Hello"
+    assert ask(answer(21), protocol=other).prompt == "Hello"
     smoke_path(run, "Q8_0").write_text("{}")
-    assert test(answer(22)).n_tokens == 22
+    assert ask(answer(22)).n_tokens == 22
 
 
 @pytest.mark.engine
