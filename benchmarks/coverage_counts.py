@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from coverage_draws import DESIGNS, EVERY_QUANTILE, LAST_LOOK, QUANTILE_DESIGNS, Cell, Cells, Drawn, Key, collect, parts_of
+from coverage_draws import DESIGNS, LAST_LOOK, QUANTILE_DESIGNS, Cell, Cells, Drawn, Key, collect, parts_of
 from redraw import KLD_LEVELS, MEANS, Source
 
 from quantkit.core.stats import Floats, group_by, quantile_limits
@@ -86,8 +86,8 @@ def check(source: Source, seed: int, n_text: int = 5) -> None:
     """These formulas and those of the package must agree to rounding, for means, pairs and quantiles."""
     drawn, _ = collect(source, n_text, seed)
     rng = np.random.default_rng(seed)
-    has_quantiles = any(truth.quantiles for truth in source.truths.values())
-    texts = [source.draw(rng, has_quantiles and i % EVERY_QUANTILE == 0) for i in range(n_text)]
+    with_tokens = any(truth.quantiles for truth in source.truths.values())
+    texts = [source.draw(rng, with_tokens) for _ in range(n_text)]
     a, b = list(source.truths)[:2]
     for i, text in enumerate(texts):
         for design in ("all", "spread 64"):

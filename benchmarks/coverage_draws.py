@@ -20,7 +20,6 @@ DESIGNS = ("all", "spread 200", "spread 64", "spread 32", "spread 16", "first 20
 QUANTILE_DESIGNS = ("all", "spread 64", "spread 16")
 LOOKS = (32, 64, 128, 256)
 NOT_PUBLISHED = " (not published)"
-EVERY_QUANTILE = 4  # quantiles need the tokens and take most of the time: every so many texts
 LAST_LOOK = "look all"
 
 
@@ -100,11 +99,11 @@ def parts_of(text: Text, seed: int, n_typical: int) -> dict[str, Text]:
 def collect(source: Source, n_draw: int, seed: int) -> tuple[dict[str, Drawn], Cells]:
     """Draw texts; for each design the articles' sizes and sums, and counts of the quantiles' limits."""
     rng = np.random.default_rng(seed)
+    with_tokens = any(truth.quantiles for truth in source.truths.values())
     cells: Cells = defaultdict(Cell)
     rows: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)
     n_typical = len(source.draw(np.random.default_rng(0), False).chunks)
     for i in range(n_draw):
-        with_tokens = i % EVERY_QUANTILE == 0 and any(truth.quantiles for truth in source.truths.values())
         text = source.draw(rng, with_tokens)
         keys = [(tier, statistic) for tier in text.tiers for statistic in MEANS]
         table = np.stack([text.tiers[tier].means[statistic] for tier, statistic in keys], axis=1)
