@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quantkit.core import errors
@@ -22,7 +23,7 @@ GAP = "…"
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.QuantkitError)}
 # What stands in the code of a helper itself; its calls are the messages.
-OF_HELPERS = {f"{GAP}: {GAP}", f"{GAP}: {GAP}; {GAP}", f"{GAP}: expected {GAP}, got {GAP}"}
+OF_HELPERS = {f"{GAP}: {GAP}", f"{GAP}: {GAP}; {GAP}", f"{GAP}: expected {GAP}, got {GAP}; {GAP}"}
 # Records that do not verify are told as findings of `quantkit verify`, after what was expected of them.
 FINDINGS = ("quantkit/job/verify_files.py", "quantkit/job/verify_records.py", "quantkit/job/verify_rows.py")
 
@@ -86,38 +87,52 @@ def all_messages() -> list[Message]:
 
 def messages_of(where: str, source: str) -> Iterator[Message]:
     """The messages of one file."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    words = _constants(tree)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
         at = f"{where}:{node.lineno}"
         if name in CLASSES:
-            pattern = pattern_of(node.args[0])
+            pattern = pattern_of(node.args[0], words)
             if pattern not in OF_HELPERS and pattern != GAP and (where not in FINDINGS or "expected" in pattern):
                 yield Message(name, pattern, at)
         elif name == "fail" and isinstance(node.func, ast.Name) and len(node.args) > 1:
-            path = pattern_of(node.args[0])
-            yield Message("ProtocolError", f"{path}: expected {pattern_of(node.args[1])}, got {GAP}", at)
+            path = pattern_of(node.args[0], words)
+            then = pattern_of(node.args[3], words) if len(node.args) > 3 else "correct it"
+            yield Message("ProtocolError", f"{path}: expected {pattern_of(node.args[1], words)}, got {GAP}; {then}", at)
         elif name == "fail" and where.startswith("quantkit/spec/gguf"):
-            then = pattern_of(node.args[1]) if len(node.args) > 1 else "fetch or convert the file again"
-            yield Message("GgufError", f"{GAP}: {pattern_of(node.args[0])}; {then}", at)
+            then = pattern_of(node.args[1], words) if len(node.args) > 1 else "fetch or convert the file again"
+            yield Message("GgufError", f"{GAP}: {pattern_of(node.args[0], words)}; {then}", at)
         elif name == "_damaged" and len(node.args) > 1:
-            yield Message("InputError", f"the reference pack {GAP} is damaged: {pattern_of(node.args[1])}. Fetch it again, or make "
-                                        "it anew with `quantkit refpack make`", at)
+            yield Message("InputError", f"the reference pack {GAP} is damaged: {pattern_of(node.args[1], words)}; fetch it "
+                                        "again, or make it anew with `quantkit refpack make`", at)
 
 
-def pattern_of(node: ast.expr) -> str:
-    """A text with `…` for what is known at run time only; several of them in a row are one."""
-    return re.sub(rf"{GAP}(\s*{GAP})+", GAP, _shape(node)).strip()
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """The texts that a file gives a name at its top, for they stand in several of its messages."""
+    return {target.id: node.value.value for node in tree.body if isinstance(node, ast.Assign)
+            for target in node.targets if isinstance(target, ast.Name)
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)}
 
 
-def _shape(node: ast.expr) -> str:
+def pattern_of(node: ast.expr, words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A text with `…` for what is known at run time only; several of them in a row are one. `words` are constants of the file."""
+    return re.sub(rf"{GAP}(\s*{GAP})+", GAP, _shape(node, words)).strip()
+
+
+def _shape(node: ast.expr, words: Mapping[str, str]) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(_shape(value) for value in node.values)
+        return "".join(_shape(value, words) for value in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _shape(node.value, words) if isinstance(node.value, ast.Name) else GAP
+    if isinstance(node, ast.Name):
+        return words.get(node.id, GAP)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _shape(node.left) + _shape(node.right)
+        return _shape(node.left, words) + _shape(node.right, words)
     return GAP
 
 

@@ -18,6 +18,34 @@ JARGON = re.compile(r"\b([Ee]xception|[Tt]raceback|NoneType|None|errno|assert\w*
 FOUND = re.compile(r"\b(got|found|missing|none|lacks?|gave|led|wrote|read|has|in only|cannot|but|is no|is a|it)\b|: …$|; …:")
 
 
+# What to do begins with one of these, after a stop of some kind.
+STEPS = {
+    "add", "allow", "ask", "audit", "begin", "calibrate", "change", "check", "choose", "clear", "collect", "connect", "convert",
+    "correct", "decide", "drop", "end", "evaluate", "fetch", "flatten", "free", "gate", "give", "install", "keep", "leave",
+    "let", "log", "lower", "make", "mark", "measure", "merge", "name", "narrow", "pass", "plan", "print", "publish", "put",
+    "quantize", "raise", "read", "rename", "run", "screen", "see", "set", "shorten", "show", "split", "start", "strip", "take",
+    "try", "undo", "unset", "use", "verify", "wait", "write",
+}
+ELSEWHERE = {  # why a message needs no step of its own
+    f"cannot work in {GAP}: {GAP}; {GAP}": "the step is an argument",
+    (f"expected the text {GAP} with sha256 {GAP} from the hub's {GAP}, got sha256 {GAP} ({GAP} bytes): "
+     f"the dataset has changed; {GAP}"):
+        "the step is the same in several messages, and has the text's name in it",
+    f"the system refused{GAP}: {GAP}": "a finding of the doctor, which has its fix in a column",
+    f"expected an importance matrix at {GAP}: {GAP}": "ends with the message of the header's reader",
+}
+
+
+def tells_what_to_do(pattern: str) -> bool:
+    """Whether a clause of a message is an order."""
+    return not STEPS.isdisjoint(word for clause in re.split(r"[:;,] | and | or |\n", pattern) for word in clause.split()[:1])
+
+
+def test_every_message_says_what_to_do() -> None:
+    silent = {message.pattern for message in MESSAGES if not tells_what_to_do(message.pattern)}
+    assert silent == set(ELSEWHERE)
+
+
 def test_the_document_is_what_the_source_says() -> None:
     assert DOCUMENT.read_text("utf-8") == document(), "write it again: python -m tests.error_document"
 

@@ -22,6 +22,6 @@ def finish_run(result: RunResult) -> None:
     if result.failed:
         lines = "\n".join(f"  {name}: {error}" for name, error in result.failed.items())
         codes = {error.exit_code for error in result.failed.values()}
-        error = EnvironmentFault(f"{len(result.failed)} of the tiers failed, the others stand:\n{lines}")
+        error = EnvironmentFault(f"{len(result.failed)} of the tiers failed, the others stand; see to each:\n{lines}")
         error.exit_code = codes.pop() if len(codes) == 1 else EnvironmentFault.exit_code
         raise error

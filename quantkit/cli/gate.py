@@ -56,7 +56,8 @@ def gate(candidate: Path, incumbent: Path | None, protocol: str, settings: tuple
     click.echo(_sentence(result, store, dry_run), err=True)
     if not result.commits:
         raise CheckFailed(f"{candidate} does not replace the incumbent: {result.label}"
-                          + (f", but {result.reason}" if result.reason else ""))
+                          + (f", but {result.reason}" if result.reason else "")
+                          + "; see the obligations in the table, or keep the incumbent")
 
 
 def _render(result: GateResult, protocol: Protocol, output_format: str) -> str:

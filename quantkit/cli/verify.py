@@ -49,7 +49,7 @@ def verify(run: Path, result_id: str | None, regenerate: bool, n_remeasure: int,
                          "them none: leave -b away")
     if ref is not None and (regenerate or base is not None):
         raise InputError("expected --ref PACK alone with --remeasure, got -b BASE or --regenerate with it: quantizing needs the "
-                         "base, and with that a pack says nothing more")
+                         "base, and with that a pack says nothing more; leave one of them away")
     verification = verify_bundle(run, render_report, result_id)
     rechecked = None
     if verification.passed and again:

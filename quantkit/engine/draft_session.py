@@ -90,7 +90,8 @@ class LlamaTrunk:
         restored = self._lib.llama_state_seq_set_data_ext(self.context.handle, self._saved, self._n_saved, 0,
                                                           self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         if restored != self._n_saved:
-            raise EngineError(f"{self.context.model.path.name}: the state before position {pos} cannot be restored")
+            raise EngineError(f"{self.context.model.path.name}: the state before position {pos} cannot be restored: speculation "
+                              "would continue from a wrong state; take its head off, by `quantkit mtp strip`")
         self._remove(pos)
         self.context.decode(tokens[:n_keep], pos, slice(0))
 
@@ -101,7 +102,7 @@ class LlamaTrunk:
     def _remove(self, pos: int) -> None:
         if not remove_from(self.context, pos):
             raise EngineError(f"the memory of {self.context.model.path.name} cannot be rolled back to position {pos}: speculation "
-                              "with this model would continue from a wrong state")
+                              "with this model would continue from a wrong state; take its head off, by `quantkit mtp strip`")
 
     def _find_rollback(self) -> Rollback:
         """Ask the library, by cutting one token off a sequence of two.

@@ -188,7 +188,8 @@ class Context:
         n_scored = self._batch.fill(tokens, pos, scored)
         status = self._lib.llama_decode(self.handle, self._batch.raw)
         if status != 0:
-            raise EngineError(f"llama_decode returned {status} at position {pos} with {self.model.path}: {tap.last_error()}")
+            raise EngineError(f"llama_decode returned {status} at position {pos} with {self.model.path}: "
+                              f"{tap.last_error()}; see the step's log")
         if n_scored == 0:
             return np.zeros((0, self.model.n_vocab), np.float32)
         return np.ctypeslib.as_array(self._lib.llama_get_logits(self.handle), (n_scored, self.model.n_vocab))
@@ -233,7 +234,8 @@ def _tensor_split(lib: Any, shares: tuple[float, ...]) -> Any:
         return None
     n_max = int(lib.llama_max_devices())
     if len(shares) > n_max:
-        raise InputError(f"expected at most {n_max} shares in tensor_split (this build's devices), got {len(shares)}")
+        raise InputError(f"expected at most {n_max} shares in tensor_split (this build's devices), got {len(shares)}: give "
+                         "one for each, or fewer")
     return (ctypes.c_float * n_max)(*shares)
 
 

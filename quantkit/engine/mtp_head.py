@@ -49,7 +49,7 @@ class MtpHead:
         self._width = int(self._lib.llama_model_n_embd_out(model.handle))
         if self._width != (found := int(self._lib.llama_model_n_embd_out(trunk.model.handle))):
             raise EngineError(f"{model.path.name} is not a head of {trunk.model.path.name}: expected hidden rows of {found} "
-                              f"values, found {self._width}")
+                              f"values, found {self._width}; give the head that belongs to it")
         self._context = Context(model, settings, n_outputs_max=n_outputs_max, cb_eval=cb_eval, mtp_of=trunk)
         self._ext.llama_set_embeddings_nextn(trunk.handle, True, False)  # of every token
         self._ext.llama_set_embeddings_nextn(self._context.handle, True, True)  # of those flagged for output
@@ -139,14 +139,15 @@ class MtpHead:
 
     def _remove(self, pos: int) -> None:
         if not remove_from(self._context, pos):
-            raise EngineError(f"the MTP head's memory cannot be rolled back to position {pos} in {self._model.path.name}")
+            raise EngineError(f"the MTP head's memory cannot be rolled back to position {pos} in {self._model.path.name}: "
+                              "take it off, by `quantkit mtp strip`")
 
     def _decode(self, tokens: Tokens, pos: int, hidden: Hidden, scored: slice) -> None:
         self._batch.fill(tokens, pos, hidden, scored)
         status = self._lib.llama_decode(self._context.handle, self._batch.raw)
         if status != 0:
             raise EngineError(f"llama_decode of the MTP head returned {status} at position {pos} with {self._model.path}: "
-                              f"{tap.last_error()}")
+                              f"{tap.last_error()}; see the step's log")
 
 
 class _HiddenBatch:

@@ -67,12 +67,13 @@ def _set_override(slot: Any, key: str, value: int | str) -> None:
     slot.key = key.encode()
     if isinstance(value, int):
         if not 0 <= value < 2**32:
-            raise InputError(f"metadata {key}: expected 0 <= value < 2^32 (the library stores 32 bits), got {value}")
+            raise InputError(f"metadata {key}: expected 0 <= value < 2^32 (the library stores 32 bits), got {value}: choose a "
+                             "smaller one")
         slot.tag, slot.value.val_i64 = _KV_INT, value
         return
     raw = value.encode()
     if len(raw) > _KV_STR_BYTES:
-        raise InputError(f"metadata {key}: expected at most {_KV_STR_BYTES} bytes, got {len(raw)}")
+        raise InputError(f"metadata {key}: expected at most {_KV_STR_BYTES} bytes, got {len(raw)}: shorten it")
     slot.tag, slot.value.val_str = _KV_STR, raw
 
 

@@ -127,7 +127,8 @@ class PackedReference:
         facts = self.pack.facts
         if (model.n_vocab, model.add_bos) != (facts.n_vocab, facts.add_bos):
             raise InputError(f"{model.path.name} is not a tier of {self.pack.path.name}'s base: expected its vocabulary "
-                             f"({facts.n_vocab} tokens), found {model.n_vocab} tokens or another BOS rule")
+                             f"({facts.n_vocab} tokens), found {model.n_vocab} tokens or another BOS rule; "
+                             "give a tier of that base, or the pack of its own")
 
     def open_chunk(self, chunk: int, rows: Sequence[Rows]) -> None:
         """Decode the pack's rows of a chunk, and fill base's columns of the tiers' rows.

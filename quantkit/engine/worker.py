@@ -107,10 +107,10 @@ def _serve(pipe: Connection, state: WorkerState, command: Callable[..., Any], ar
     except OSError as error:
         traceback.print_exc()
         pipe.send((Reply.ERROR, NoSpace(f"the disk is full, {_named(error)}: free some space and run again")
-                   if is_full(error) else EngineError(f"{command.__name__} failed: {_named(error)}")))
+                   if is_full(error) else EngineError(f"{command.__name__} failed: {_named(error)}; see the step's log")))
     except Exception as error:
         traceback.print_exc()  # into the step's log
-        pipe.send((Reply.ERROR, EngineError(f"{command.__name__} failed with {type(error).__name__}: {error}")))
+        pipe.send((Reply.ERROR, EngineError(f"{command.__name__} failed with {type(error).__name__}: {error}; see the step's log")))
 
 
 class _Log(io.RawIOBase):

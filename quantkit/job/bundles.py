@@ -54,7 +54,7 @@ class Store:
         if (target is None or target.parts[:-1] != ("bundles",) or not _RESULT_ID.fullmatch(target.name)
                 or not (self.current / MANIFEST).is_file()):
             raise InputError(f"expected {self.current} to be a link to bundles/<result_id>, found something else: this is no store "
-                             "of quantkit, or somebody moved its bundles")
+                             "of quantkit, or somebody moved its bundles; give another folder, or put the link back")
         return target.name
 
     def bundle(self, result_id: str) -> Path:

@@ -40,7 +40,8 @@ def compare_tensors(a: GgufHeader, b: GgufHeader) -> list[TensorDifference]:
     layout_b = {(t.name, t.shape, t.type.name) for t in b.tensors}
     if layout_a != layout_b:
         name, shape, type_name = min(layout_a ^ layout_b)
-        raise InputError(f"expected equal tensors in {a.path.name} and {b.path.name}, found {name} {shape} {type_name} in only one")
+        raise InputError(f"expected equal tensors in {a.path.name} and {b.path.name}, found {name} {shape} {type_name} in only "
+                         "one: give two files of one model")
     pairs = [(tensor, others[tensor.name]) for tensor in a.tensors]
     return [TensorDifference(name=x.name, type=x.type.name, relative_difference=_difference(a, x, b, y)) for x, y in pairs
             if not _same_bytes(a, x, b, y)]

@@ -134,7 +134,7 @@ def _checked(path: Path, corpus: Corpus) -> Path:
     size_bytes = path.stat().st_size
     why = explain_mismatch(path.read_bytes(), corpus) if size_bytes < 2 * corpus.size_bytes else "it is another text, and longer"
     raise CorpusError(f"expected the text {corpus.name} with sha256 {corpus.sha256} ({corpus.size_bytes} bytes), found sha256 "
-                      f"{found} ({size_bytes} bytes) at {path}: {why}. Use the original bytes")
+                      f"{found} ({size_bytes} bytes) at {path}: {why}; use the original bytes")
 
 
 def _fetch(corpus: Corpus) -> bytes:

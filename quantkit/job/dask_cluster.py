@@ -160,7 +160,7 @@ class DaskCluster:
             self._nobody_since = time.monotonic()
             self._lost = self._lost and not self.fit
         elif (self._alive and not self._lost) or time.monotonic() - self._nobody_since > _NOBODY_S:
-            raise EnvironmentFault(f"no worker at {self._options.scheduler} can take part: {self._reasons()}")
+            raise EnvironmentFault(f"no worker at {self._options.scheduler} can take part: {self._reasons()}; start one that can")
 
     def exclude(self, address: str, reason: str, progress: Progress) -> None:
         """Give a worker no more tasks."""
@@ -200,7 +200,7 @@ class DaskCluster:
             strangers = [a for a in self._workers() if not is_trusted(a)]
             if strangers:
                 raise InputError(f"worker {strangers[0]} of {self._options.scheduler} is spoken with in the clear: Dask executes "
-                                 "what it is sent, so all workers must be tls:// or on this machine")
+                                 "what it is sent, so all workers must be tls:// or on this machine; start it so")
         self._nobody_since = time.monotonic()
         deadline = time.monotonic() + _SURVEY_S
         while True:

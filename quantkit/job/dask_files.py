@@ -75,7 +75,8 @@ def find_model(file: ModelFile, fetch_from: str = "") -> Path:
         if _problem(paths, file):  # another process of this machine may have fetched it meanwhile
             _fetch(file, kept, fetch_from)
         if problem := _problem(paths, file):
-            raise EnvironmentFault(f"{problem}: {fetch_from} holds another file of that name")
+            raise EnvironmentFault(f"{problem}: {fetch_from} holds another file of that name; publish this one there, or "
+                                   "put it on a path that all machines share")
     return paths[0]
 
 

@@ -56,7 +56,7 @@ def check_scheduler(address: str) -> str:
         host, port = "", 0
     if not host or parts.path.strip("/") or parts.scheme not in ("tcp", "tls"):
         raise InputError("expected the address of a Dask scheduler for --dask, such as tls://host:8786 or tcp://127.0.0.1:8786, "
-                         f"got {address!r}")
+                         f"got {address!r}: give it as the scheduler printed it")
     if not is_trusted(full):
         raise InputError("expected a Dask scheduler that is reached over TLS (tls://host:port) or on this machine "
                          f"(tcp://127.0.0.1:port, ::1, localhost), got {address}: Dask executes what it is sent; give the "
@@ -85,7 +85,8 @@ def parse_resources(text: str) -> dict[str, float]:
         except ValueError:
             amount = 0.0
         if not (amount > 0 and math.isfinite(amount)):
-            raise InputError(f"expected resources such as GPU=1 for --dask-resources, got {text!r}")
+            raise InputError(f"expected resources such as GPU=1 for --dask-resources, got {text!r}: write a name "
+                             "and an amount each")
         found[name.strip()] = amount
     return found
 

@@ -111,8 +111,8 @@ class TaskStream:
         if future.status == "error":
             raise _death(step, flight.task, future.exception())
         if future.status != "finished":
-            raise EnvironmentFault(f"{step}: the Dask scheduler dropped a task ({future.status}): it was restarted or told to; the "
-                                   "same command goes on from here")
+            raise EnvironmentFault(f"{step}: the Dask scheduler dropped a task ({future.status}): it was restarted or told to; "
+                                   "run the same command again to go on from here")
         done = self._fetch(future)
         if done is None:
             self._waiting.appendleft(flight.task)
@@ -155,7 +155,8 @@ def _checked(task: Task, done: Done) -> tuple[Rows, ...]:
     for rows in done.outcome:
         n_rows, rest = divmod(len(rows), len(task.chunks))
         if rest or not n_rows or [int(chunk) for chunk in rows["chunk"][::n_rows]] != list(task.chunks):
-            raise EngineError(f"{task.step}: expected the rows of chunks {task.chunks} from worker {done.worker}, got others")
+            raise EngineError(f"{task.step}: expected the rows of chunks {task.chunks} from worker {done.worker}, got others: "
+                          "run again, and if it comes back, report it")
     return done.outcome
 
 
@@ -167,4 +168,4 @@ def _death(step: str, task: Task, error: BaseException | None) -> QuantkitError:
     if isinstance(error, KilledWorker):
         return EngineCrash(f"{step}: every Dask worker that took {which} died, {error.allowed_failures + 1} of them, the last "
                            f"{error.last_worker.address}: see that worker's log; memory is the usual reason")
-    return EngineError(f"{step}: a Dask worker could not run {which}: {type(error).__name__}: {error}")
+    return EngineError(f"{step}: a Dask worker could not run {which}: {type(error).__name__}: {error}; see that worker's log")

@@ -125,7 +125,7 @@ class Engines:
         """
         with self._lock:
             if self._stopped & {owner, group}:
-                raise EngineCrash("the caller of this task has stopped")
+                raise EngineCrash("the caller of this task has stopped: run its command again")
             if self._reaper is not None:
                 self._reaper.cancel()
             engine = next((e for e in self._idle if group and e.group == group), self._idle[0] if self._idle else Engine())

@@ -202,7 +202,8 @@ def check_same_text(pool: WorkerPool, evaluation: Evaluation, base: Subject | No
     differ = np.flatnonzero(seen.ids[:n] != evaluation.tokens[:n])
     where = f"token {differ[0]}" if len(differ) else f"their number, {len(evaluation.tokens)} and {len(seen.ids)}"
     raise InputError(f"{tier.path.name} is not a tier of this base: expected the base's tokens of {evaluation.corpus.name}, found "
-                     f"others (first difference: {where}); it has another tokenizer or another conversion of it")
+                     f"others (first difference: {where}); it has another tokenizer or another conversion of it; make it of "
+                     "this base")
 
 
 def _tokenizer(subject: Subject) -> dict[str, bytes]:

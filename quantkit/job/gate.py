@@ -216,7 +216,7 @@ def _choose_tiers(held: Mapping[str, Any], new: Mapping[str, Any], names: Sequen
     if names is None:
         return list(mine)
     if unknown := [name for name in names if name not in mine]:
-        raise InputError(f"expected a tier of the incumbent ({', '.join(mine)}), got {unknown[0]}")
+        raise InputError(f"expected a tier of the incumbent ({', '.join(mine)}), got {unknown[0]}: name one of them")
     for tier in mine:
         same = tier in theirs and all(mine[tier][key] == theirs[tier][key] for key in ("sha256", "rows_sha256"))
         if tier not in names and not same:

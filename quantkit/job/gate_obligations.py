@@ -69,7 +69,8 @@ def read_evidence(folder: Path, manifest: Mapping[str, Any], tier: str) -> TierE
         try:
             mtp = record_from_json(MtpResult, read_json(run.path / "mtp" / f"{tier}.json"))
         except (KeyError, TypeError) as error:
-            raise InputError(f"expected an MTP check in {run.path}/mtp/{tier}.json, got something else: {error}") from error
+            raise InputError(f"expected an MTP check in {run.path}/mtp/{tier}.json, got something else: {error}; "
+                             "run the check again, or fetch the bundle again") from error
     smoke = SmokeRecord.from_json(read_json(smoke_path(run, tier))) if f"smoke/{tier}.json" in manifest["files"] else None
     return TierEvidence(size_bytes=int(manifest["tiers"][tier]["size_bytes"]), rows=rows, packs=packs, mtp=mtp, smoke=smoke)
 

@@ -194,7 +194,7 @@ def _rounded(name: str, sums: Sums) -> ImatrixEntry:
         in_sum2 = sums.in_sum2.astype(np.float32)
     if not np.isfinite(in_sum2).all():
         raise ImatrixError(f"expected sums of squares that fit float32 for {name}, got {sums.in_sum2.max():.3g}: the "
-                           "activations of this model are not sound")
+                           "activations of this model are not sound; convert it again")
     return ImatrixEntry(in_sum2=in_sum2, counts=sums.counts.astype(np.float32))
 
 

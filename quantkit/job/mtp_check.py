@@ -155,7 +155,8 @@ def require_passed(result: MtpResult) -> None:
         CheckFailed: names every problem.
     """
     if result.problems:
-        raise CheckFailed(f"the MTP check of {result.tier} failed: {'; '.join(result.problems)}")
+        raise CheckFailed(f"the MTP check of {result.tier} failed: {'; '.join(result.problems)}: make the head again, or "
+                          "publish without it")
 
 
 @contextlib.contextmanager
@@ -197,7 +198,7 @@ class _Check:
         spec, candidate = self._spec, self._candidate
         if (longest := max(spec.n_draft) + 1 + MORE_ROWS) > spec.n_ubatch:
             raise InputError(f"expected mtp.n_ubatch of at least {longest}, for drafts of {max(spec.n_draft)}, got "
-                             f"{spec.n_ubatch}: a draft is verified in one micro-batch")
+                             f"{spec.n_ubatch}: a draft is verified in one micro-batch; raise it, or draft fewer")
         trunk, head = candidate.trunk, candidate.head if with_head else None
         seen: Tokenized = self._plain.call(self._step, tokenize, path=trunk.path, text=self._text)
         prompts = choose_prompts(self._plain, spec, trunk, seen.ids, add_bos=seen.add_bos)
@@ -299,4 +300,5 @@ def _check_partners(trunk: ModelInfo, head: ModelInfo) -> None:
     for what, expected, found in (("architecture", trunk.architecture, head.architecture), ("n_embd", trunk.n_embd, head.n_embd),
                                   ("vocabulary size", trunk.n_vocab, head.n_vocab)):
         if expected != found:
-            raise InputError(f"{head.header.path} is no head for {trunk.header.path}: expected {what} {expected}, found {found}")
+            raise InputError(f"{head.header.path} is no head for {trunk.header.path}: expected {what} {expected}, "
+                             f"found {found}; give the head of this trunk")

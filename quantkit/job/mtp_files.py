@@ -155,19 +155,20 @@ def _check_partners(base: ModelInfo, donor: ModelInfo, pairs: Sequence[RawPair],
         raise InputError(f"expected a trunk without an MTP head, found {base.n_nextn} NextN block(s) in {base.header.path}: "
                          "strip it first")
     if not donor.n_nextn:
-        raise InputError(f"expected an MTP head, found no NextN block in {donor.header.path}")
+        raise InputError(f"expected an MTP head, found no NextN block in {donor.header.path}: give the head's file")
     for what, expected, found in (
         ("architecture", base.architecture, donor.architecture), ("n_embd", base.n_embd, donor.n_embd),
         ("trunk blocks", base.n_block, donor.n_trunk_block), ("vocabulary size", base.n_vocab, donor.n_vocab),
     ):
         if expected != found:
-            raise InputError(f"{where}: expected {what} {expected}, found {found}")
+            raise InputError(f"{where}: expected {what} {expected}, found {found}; give the head of this trunk")
     if base.header.alignment != donor.header.alignment:
-        raise InputError(f"{where}: expected alignment {base.header.alignment}, found {donor.header.alignment}")
+        raise InputError(f"{where}: expected alignment {base.header.alignment}, found {donor.header.alignment}; "
+                         "write both with one")
     held, given = {p.key: p.data for p in pairs}, {p.key: p.data for p in donor_pairs}
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
         if key in held and key in given and held[key] != given[key]:
-            raise InputError(f"{where}: {key} differs, so a token id means another token in each")
+            raise InputError(f"{where}: {key} differs, so a token id means another token in each; give the head of this trunk")
 
 
 def _differing_copies(base: GgufHeader, donor: GgufHeader, names: Sequence[str]) -> tuple[str, ...]:

@@ -80,5 +80,6 @@ def _ftype_of(kind: str) -> str:
     """The ftype to write into the header: the one named like the type, else the first mix built on it."""
     named = [ftype.name for ftype in FTYPES.values() if ftype.default_type == kind]
     if not named:
-        raise PlanError(f"expected a type for an MTP head that llama.cpp has a mix of, got {kind}")
+        raise PlanError(f"expected a type for an MTP head that llama.cpp has a mix of, got {kind}: choose "
+                        "another plan.mtp_type")
     return kind if kind in named else named[0]

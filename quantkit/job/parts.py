@@ -179,7 +179,8 @@ def _check_form(path: Path, file: Any, n_rows: int | None) -> None:
     found = {field.name: str(field.type) for field in file.schema_arrow}
     if found != _ARROW_TYPES:
         told = ", ".join(f"{name} {kind}" for name, kind in list(found.items())[:12])
-        raise InputError(f"{path} is not a rows file of an audit: expected its columns, found {told[:300]!a}")
+        raise InputError(f"{path} is not a rows file of an audit: expected its columns, found {told[:300]!a}; fetch or "
+                         "measure it again")
     if not 0 <= file.metadata.num_rows <= MAX_ROWS or n_rows not in (None, file.metadata.num_rows):
         raise InputError(f"{path} has {file.metadata.num_rows} rows, expected "
                          f"{f'at most {MAX_ROWS}' if n_rows is None else f'the {n_rows} of its chunks'}: measure it again")

@@ -67,7 +67,8 @@ def of_text(protocol: Protocol, name: str) -> Protocol:
         return dataclasses.replace(protocol, eval=dataclasses.replace(protocol.eval, corpora=(name,), n_chunk=n,
                                                                       chunks="spread" if n else "all"))
     known = dict.fromkeys([*protocol.eval.corpora, *([protocol.search.second_corpus] if protocol.search.second_corpus else [])])
-    raise InputError(f"expected a text that protocol {protocol.name} measures on ({', '.join(known)}), got {name!r}")
+    raise InputError(f"expected a text that protocol {protocol.name} measures on ({', '.join(known)}), got {name!r}: name one of "
+                     "them")
 
 
 def open_packs(paths: Sequence[Path], protocol: Protocol, names: Sequence[str]) -> list[TextPack]:
@@ -91,9 +92,10 @@ def open_packs(paths: Sequence[Path], protocol: Protocol, names: Sequence[str]) 
         if corpus is None:
             wanted = ", ".join(f"{c.name} {c.sha256}" for c in corpora.values())
             raise InputError(f"{path} is a reference pack of another text: expected {wanted}, found {facts.corpus_name} "
-                             f"{facts.corpus_sha256}")
+                             f"{facts.corpus_sha256}; give the pack of this text")
         if corpus.name in found:
-            raise InputError(f"expected one reference pack of {corpus.name}, got {found[corpus.name].pack.path} and {path}")
+            raise InputError(f"expected one reference pack of {corpus.name}, got {found[corpus.name].pack.path} and {path}: leave "
+                             "one away")
         if facts.eval_id not in _serving(protocol, corpus.name):
             raise InputError(f"{path} is a reference pack of another evaluation: expected eval_id {protocol.eval_id} of protocol "
                              f"{protocol.name}, found {facts.eval_id} of {facts.protocol_name}: use the protocol that it was made "
@@ -145,7 +147,7 @@ def evaluation_of(text: TextPack, protocol: Protocol, data: bytes, offload: Offl
     facts, content = text.pack.facts, text.pack.content
     if facts.corpus_sha256 != hashlib.sha256(data).hexdigest():
         raise InputError(f"{text.pack.path} is a reference pack of another text: expected sha256 {text.corpus.sha256} "
-                         f"({text.corpus.name}), found {facts.corpus_sha256} ({facts.corpus_name})")
+                         f"({text.corpus.name}), found {facts.corpus_sha256} ({facts.corpus_name}); give the pack of this text")
     return Evaluation(
         eval_id=protocol.eval_id, corpus=text.corpus, text=data, settings=context_settings(protocol.eval), offload=offload,
         tokens=content.tokens, token_ids_sha256=facts.token_ids_sha256, add_bos=facts.add_bos, n_chunk_total=facts.n_chunk_total,
@@ -174,7 +176,7 @@ def check_one_base(texts: Sequence[TextPack]) -> None:
     for text in texts[1:]:
         if text.pack.facts.base.sha256 != texts[0].pack.facts.base.sha256:
             raise InputError(f"expected reference packs of one base, got {texts[0].pack.path} of {texts[0].pack.facts.base.file}, "
-                             f"and {text.pack.path} of {text.pack.facts.base.file}")
+                             f"and {text.pack.path} of {text.pack.facts.base.file}: leave one away")
 
 
 def describe_pack(text: TextPack) -> str:

@@ -148,7 +148,7 @@ def choose_chunks(run: RunFolder, chunks: npt.NDArray[np.int64], tier: str, opti
 def choose_tiers(tiers: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
     """The records of some tiers of a bundle, or of all; raises InputError for one that it does not have."""
     if unknown := [name for name in names or () if name not in tiers]:
-        raise InputError(f"expected a tier of the bundle ({', '.join(tiers)}), got {unknown[0]}")
+        raise InputError(f"expected a tier of the bundle ({', '.join(tiers)}), got {unknown[0]}: name one of them")
     return {tier: record for tier, record in tiers.items() if names is None or tier in names}
 
 

@@ -103,7 +103,8 @@ class _Search:
         self._spec = self._protocol.search
         self._groups = make_groups(self._base.model, self._spec, lengths)
         if not self._groups:
-            raise InputError(f"expected tensors that a plan decides on in {self._base.path}, found none for search.types")
+            raise InputError(f"expected tensors that a plan decides on in {self._base.path}, found none for search.types: choose "
+                             "other types, or another base")
         self._folder = session.run.path / "search"
         key = {"base": self._base.sha256, "imatrix": importances.sha256, "zero_floor": self._protocol.imatrix.zero_floor,
                "settings": dataclasses.asdict(session.evaluation.settings), "build": dataclasses.asdict(session.evaluation.build),

@@ -90,7 +90,7 @@ def make_budgets(wants: Sequence[Want], plans: StockPlans, model: ModelInfo, pro
             tensor_bytes = want.size_bytes - model.header.data_offset[0] - HEADER_SLACK
         if tensor_bytes <= 0:
             raise InputError(f"expected a size beyond the header's {model.header.data_offset[0] + HEADER_SLACK} bytes, got "
-                             f"{want.size_bytes}")
+                             f"{want.size_bytes}: give a larger one")
         budgets.append(Budget(name=want.name, tensor_bytes=tensor_bytes, stock=plans.below(tensor_bytes)))
     if len({b.name for b in budgets}) < len(budgets):
         raise InputError("expected every budget once, got one twice: leave one away")

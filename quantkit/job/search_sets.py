@@ -111,7 +111,8 @@ def _read(pool: WorkerPool, base: Subject, text: bytes, corpus: Corpus, n_ctx: i
     _, starts, seen = tokenize_corpus(pool, base, corpus, text)
     n_total = len(seen.ids) // n_ctx
     if n_total < 2:
-        raise InputError(f"expected at least two chunks of {n_ctx} tokens in {corpus.name}, got {len(seen.ids)} tokens")
+        raise InputError(f"expected at least two chunks of {n_ctx} tokens in {corpus.name}, got {len(seen.ids)} tokens: use a "
+                         "longer text or a smaller n_ctx")
     articles = assign_chunks(starts, seen.ends, n_ctx, np.arange(n_total))
     return _Text(tokens=seen.ids, sha256=hashlib.sha256(seen.ids.astype("<i4").tobytes()).hexdigest(), articles=articles)
 

@@ -61,7 +61,8 @@ def parse_until(text: str) -> Until:
     except ValueError:
         number = 0.0
     if not 0 < number < 1:
-        raise InputError(f"expected kld_rse=0.02 (a relative error between 0 and 1) or pairs for --until, got {text!r}")
+        raise InputError(f"expected kld_rse=0.02 (a relative error between 0 and 1) or pairs for --until, got {text!r}: "
+                         "give one of the two")
     return Until(what, number)
 
 

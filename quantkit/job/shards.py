@@ -103,7 +103,7 @@ def deal_tensors(header: GgufHeader, pairs: Sequence[RawPair], max_bytes: int) -
         filled[-1].add(tensor)
     if len(filled) == 1:
         raise InputError(f"expected a model larger than {max_bytes} bytes, got {header.path}, which fits one file: there is "
-                         "nothing to split")
+                         "nothing to split; keep it as it is, or choose a smaller --max-size")
     if len(filled) > _MAX_SHARDS:
         raise InputError(f"expected at most {_MAX_SHARDS} shards, got {len(filled)}: choose a larger --max-size")
     return [Shard((*f.pairs, *_split_pairs(i, len(filled), len(header.tensors))), tuple(f.tensors), f.alignment, f.size_bytes)

@@ -79,7 +79,8 @@ def check_quantized(source: GgufHeader, target: Path, expected_types: Mapping[st
              for name, type_ in expected_types.items() if name not in found or found[name].type.name != type_]
     wrong += [f"{name} is not planned" for name in found if name not in expected_types]
     if wrong:
-        raise EngineError(f"{target.name}: expected the plan's tensors, found {len(wrong)} others, the first: {wrong[0]}")
+        raise EngineError(f"{target.name}: expected the plan's tensors, found {len(wrong)} others, the first: {wrong[0]}; write "
+                          "it again")
     errors = []
     for tensor in source.tensors:
         if found[tensor.name].shape != tensor.shape:
@@ -117,7 +118,7 @@ def _check_error(error: TensorError) -> None:
     if error.relative_error > bound.tensor or error.worst_run_error > bound.run:
         raise EngineError(f"{error.name} lost its weights as {error.type}: expected a relative error of at most {bound.tensor} (in "
                           f"any 256 columns {bound.run}), found {error.relative_error:.3f} ({error.worst_run_error:.3f}); zeros "
-                          "among its importances do that")
+                          "among its importances do that; collect the matrix again on more text")
 
 
 def _worst_run(w: npt.NDArray[np.float64], w_q: npt.NDArray[np.float64]) -> float:

@@ -62,7 +62,8 @@ class Verification:
             return
         first, n = self.failures[0], len(self.failures)
         more = "" if n == 1 else f" (and {n - 1} more)"
-        raise CheckFailed(f"{where} does not verify: {first.file}: expected {first.expected}, found {first.found}{more}")
+        raise CheckFailed(f"{where} does not verify: {first.file}: expected {first.expected}, found {first.found}{more}; fetch "
+                          "or measure again what it names")
 
 
 class Findings:

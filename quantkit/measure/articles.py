@@ -40,7 +40,7 @@ def find_articles(text: bytes, documents: Literal["wikitext", "none"]) -> Offset
     ]
     if not starts:
         raise CorpusError("expected articles that start with a line ' = Title = ' between empty lines, found none in "
-                          f"{len(text)} bytes: is this WikiText? A text without documents says documents = \"none\"")
+                          f"{len(text)} bytes: is this WikiText? A text without documents says documents = \"none\", set that")
     return np.array(starts, dtype=np.int64)
 
 

@@ -42,7 +42,8 @@ def decide(incumbent: Sequence[int], candidate: Sequence[int]) -> Decision:
         InputError: vectors of different lengths, empty ones, or a negative rank.
     """
     if len(incumbent) != len(candidate) or not incumbent or min(*incumbent, *candidate) < 0:
-        raise InputError(f"expected ranks of the same obligations, 0 or more, got {list(incumbent)} and {list(candidate)}")
+        raise InputError(f"expected ranks of the same obligations, 0 or more, got {list(incumbent)} and {list(candidate)}: "
+                         "give both by one list")
     better = any(c < i for i, c in zip(incumbent, candidate, strict=True))
     worse = any(c > i for i, c in zip(incumbent, candidate, strict=True))
     if worse:

@@ -42,7 +42,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise InputError(f"expected a temperature above 0 for sampling, got {self.temperature}: greedy has no sampler")
+            raise InputError(f"expected a temperature above 0 for sampling, got {self.temperature}: leave the sampler away for "
+                             "greedy")
 
 
 def choose(logits: Row, position: int, sampler: Sampler | None) -> int:

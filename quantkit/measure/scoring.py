@@ -158,7 +158,8 @@ def _aligned(n: int) -> Floats:
 def _check_shapes(base: Logits, targets: Ints, tiers: Sequence[Logits]) -> None:
     n_row, n_vocab = base.shape
     if n_vocab < 2:
-        raise InputError(f"expected logits over at least 2 tokens, got {n_vocab}: this is not a language model's output")
+        raise InputError(f"expected logits over at least 2 tokens, got {n_vocab}: this is not a language model's output; give "
+                         "another file")
     for i, tier in enumerate(tiers):
         if tier.shape != base.shape:
             raise InputError(
@@ -166,7 +167,7 @@ def _check_shapes(base: Logits, targets: Ints, tiers: Sequence[Logits]) -> None:
                 f"{i} of the group: only files of one model with one vocabulary can be compared; leave it out"
             )
     if targets.shape != (n_row,):
-        raise InputError(f"expected one target for each of {n_row} rows, got an array of shape {targets.shape}")
+        raise InputError(f"expected one target for each of {n_row} rows, got an array of shape {targets.shape}: give one a row")
     if n_row and not (int(targets.min()) >= 0 and int(targets.max()) < n_vocab):
         raise InputError(
             f"expected targets from 0 to {n_vocab - 1}, got {int(targets.min())} to {int(targets.max())}: "

@@ -74,7 +74,8 @@ def sorted_rows(rows: Rows) -> Rows:
         InputError: see `summarize`.
     """
     if rows.dtype != ROW_DTYPE:
-        raise InputError(f"expected rows with the columns {', '.join(ROW_DTYPE.names or ())}, got {rows.dtype}")
+        raise InputError(f"expected rows with the columns {', '.join(ROW_DTYPE.names or ())}, got {rows.dtype}: measure them "
+                         "again")
     if not len(rows):
         raise InputError("expected scored rows, got none: the audit of this tier has not run or its part files are empty; run "
                          "it again")

@@ -45,14 +45,14 @@ def check_manifest(manifest: Mapping[str, Any], where: Path) -> None:
                          "version; fetch the bundle again, or run the same command again")
     names = [*manifest["tiers"], *(text["name"] for text in manifest["further_corpora"])]
     if len(names) > _MOST:
-        raise InputError(f"expected at most {_MOST} tiers and texts in {where}, got {len(names)}")
+        raise InputError(f"expected at most {_MOST} tiers and texts in {where}, got {len(names)}: fetch it again")
     for name in names:
         if not can_be_folder(name):
             raise InputError(f"expected names of tiers and texts that are names of folders in {where}, got {name[:80]!a}: the "
-                             "bundle was damaged or made to mislead")
+                             "bundle was damaged or made to mislead; fetch it again")
     for record in (manifest["base"], *manifest["tiers"].values()):
         if not 0 < record["size_bytes"] < 1 << 62:
-            raise InputError(f"expected the sizes of files in {where}, got {record['size_bytes']} bytes")
+            raise InputError(f"expected the sizes of files in {where}, got {record['size_bytes']} bytes: fetch it again")
 
 
 def can_be_folder(name: str) -> bool:

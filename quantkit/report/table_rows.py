@@ -90,7 +90,7 @@ def order_rows(rows: Sequence[TableRow]) -> list[TableRow]:
     """
     bases = [row for row in rows if row.is_base]
     if len(bases) != 1:
-        raise InputError(f"expected one base in the table, got {len(bases)} among {len(rows)} rows")
+        raise InputError(f"expected one base in the table, got {len(bases)} among {len(rows)} rows: leave the others away")
     design = bases[0].summary
     for row in rows:
         if (row.summary.n_chunk, row.summary.n_scored) != (design.n_chunk, design.n_scored):

@@ -82,7 +82,8 @@ def count_blocks(header: GgufHeader, architecture: str) -> Blocks:
     for what, n in (("the number of blocks in the tensor names", n_seen), (f"{architecture}.block_count", n_block),
                     (f"{architecture}.nextn_predict_layers", n_claimed)):
         if not 0 <= n <= _MAX_BLOCKS:
-            raise GgufError(f"{header.path}: expected {what} to be from 0 to {_MAX_BLOCKS}, got {n}")
+            raise GgufError(f"{header.path}: expected {what} to be from 0 to {_MAX_BLOCKS}, got {n}; fetch or convert the file "
+                            "again")
     n_trunk = nextn[0] if nextn else max(0, min(n_block - n_claimed, n_seen))
     return Blocks(n_block=n_block, n_claimed=n_claimed, n_trunk=n_trunk, present=present, nextn=nextn)
 

@@ -52,7 +52,8 @@ class GgufHeader:
         if value is None:
             return None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise GgufError(f"{self.path}: expected {key} to be of type {kind.__name__}, got {_shown(value)}")
+            raise GgufError(f"{self.path}: expected {key} to be of type {kind.__name__}, got {_shown(value)}; fetch or convert "
+                            "the file again")
         return value
 
 
@@ -116,13 +117,14 @@ def _check_split(parts: Sequence[Part]) -> None:
         for key, expected in (("split.no", i), ("split.count", len(parts)), ("split.tensors.count", n_tensors)):
             if part.metadata.get(key) != expected:
                 raise GgufError(f"{part.path}: expected {key} {expected}, got {part.metadata.get(key, 'no such key')}: "
-                                "the shards are of different splits")
+                                "the shards are of different splits; put those of one together")
         if part.big_endian != first.big_endian:
             raise GgufError(f"{part.path}: expected the byte order of {first.path.name}, got the other one: split the model again")
     seen = set()
     for tensor in (t for p in parts for t in p.tensors):
         if tensor.name in seen:
-            raise GgufError(f"{parts[tensor.part].path}: expected unique tensor names, got {tensor.name!a} in two shards")
+            raise GgufError(f"{parts[tensor.part].path}: expected unique tensor names, got {tensor.name!a} in two shards; split "
+                            "the model again")
         seen.add(tensor.name)
 
 

@@ -93,7 +93,7 @@ def with_first(pair: RawPair, n: int) -> RawPair:
     at = 8 + len(pair.key.encode())
     type_id, element, n_held = struct.unpack("<IIQ", pair.data[at:at + 16].ljust(16, b"\0"))  # a bare number is shorter
     if type_id != _ARRAY or element not in _SIZES or n_held < n:
-        raise GgufError(f"expected an array of at least {n} numbers as {pair.key}, got another value")
+        raise GgufError(f"expected an array of at least {n} numbers as {pair.key}, got another value: convert the file again")
     head = pair.data[:at] + struct.pack("<IIQ", _ARRAY, element, n)
     return RawPair(pair.key, head + pair.data[at + 16:at + 16 + n * _SIZES[element]])
 

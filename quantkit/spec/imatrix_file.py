@@ -113,7 +113,7 @@ def write_imatrix(path: Path, imatrix: Imatrix, devices: Mapping[str, str] = Map
         raise ImatrixError(f"cannot write {path}: the importance matrix has no entries; collect it again")
     if too_long := [name for name in imatrix.entries if len((name + _SUMS).encode()) > MAX_NAME_BYTES]:
         raise ImatrixError(f"cannot write {path}: tensor names of at most {MAX_NAME_BYTES - len(_SUMS)} bytes fit the format, "
-                           f"got {_names(too_long)}")
+                           f"got {_names(too_long)}: rename the tensors in the model")
     with atomic_path(path) as temp:
         writer = gguf.GGUFWriter(temp, "")
         writer.kv_data[0].clear()  # no architecture: llama-imatrix writes none
@@ -159,7 +159,8 @@ def merge(a: Imatrix, b: Imatrix) -> Imatrix:
                            "collect both from one base")
     if other := [n for n, e in a.entries.items() if e.in_sum2.shape != b.entries[n].in_sum2.shape]:
         raise ImatrixError(f"cannot merge matrices of different models: {_names(other)} of other shapes, the first "
-                           f"{a.entries[other[0]].in_sum2.shape} and {b.entries[other[0]].in_sum2.shape}")
+                           f"{a.entries[other[0]].in_sum2.shape} and {b.entries[other[0]].in_sum2.shape}; collect both from one "
+                           "base")
     entries = {name: ImatrixEntry(in_sum2=_add(entry.in_sum2, b.entries[name].in_sum2),
                                   counts=_add(entry.counts, b.entries[name].counts)) for name, entry in a.entries.items()}
     return Imatrix(entries=_sorted(entries), datasets=base_names(a.datasets + b.datasets),
@@ -212,7 +213,7 @@ def _read_gguf(path: Path) -> Imatrix:
     if kind != "imatrix":
         if kind == "model" or "general.architecture" in header.metadata:
             raise ImatrixError(f"expected an importance matrix, got a model: {path} has general.architecture = "
-                               f"{header.metadata.get('general.architecture')!r}; were the two files swapped?")
+                               f"{header.metadata.get('general.architecture')!r}; were the two files swapped; give the matrix")
         raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix; give "
                            "another file")
     datasets = header.metadata.get("imatrix.datasets")

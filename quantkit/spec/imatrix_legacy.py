@@ -49,22 +49,24 @@ def read_legacy(path: Path) -> LegacyImatrix:
         n_entries = _int32(file, path, "the number of entries")
         if not 0 < n_entries <= size // _SMALLEST_ENTRY:
             raise ImatrixError(f"expected an importance matrix, as GGUF or as legacy .dat, got {path}, which is neither: its "
-                               f"first bytes would mean {n_entries} entries in {size} bytes")
+                               f"first bytes would mean {n_entries} entries in {size} bytes; give another file")
         entries: dict[str, LegacyEntry] = {}
         n_left = MAX_VALUES
         for i in range(n_entries):
             what = f"entry {i + 1} of {n_entries}"
             name = _text(file, path, size, f"the name of {what}")
             if name in entries:
-                raise ImatrixError(f"expected each tensor once in {path}, got {name} twice: the file is damaged")
+                raise ImatrixError(f"expected each tensor once in {path}, got {name} twice: the file is damaged; collect it again")
             n_call = _int32(file, path, f"the calls of {what}")
             n_values = _int32(file, path, f"the length of {what}")
             if not 0 < n_values <= (size - file.tell()) // 4:
                 raise ImatrixError(f"expected the values of {what} ({name}) in {path}, got a length of {n_values} with "
-                                   f"{size - file.tell()} bytes left: the file is damaged or no importance matrix")
+                                   f"{size - file.tell()} bytes left: the file is damaged or no importance matrix; give another "
+                                   "file")
             n_left -= n_values
             if n_left < 0:
-                raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got more: it is no importance matrix")
+                raise ImatrixError(f"expected at most {MAX_VALUES} values in {path}, got more: it is no importance matrix; give "
+                                   "another file")
             entries[name] = LegacyEntry(np.frombuffer(file.read(4 * n_values), "<f4").astype(np.float32), n_call)
         if file.tell() == size:
             return LegacyImatrix(entries, (), 0)
@@ -84,7 +86,8 @@ def _int32(file: BinaryIO, path: Path, what: str) -> int:
 def _text(file: BinaryIO, path: Path, size: int, what: str) -> str:
     n = _int32(file, path, what)
     if not 0 <= n <= min(_MAX_NAME_BYTES, size - file.tell()):
-        raise ImatrixError(f"expected {what} in {path}, got a length of {n} bytes: the file is damaged or no importance matrix")
+        raise ImatrixError(f"expected {what} in {path}, got a length of {n} bytes: the file is damaged or no importance matrix; "
+                           "give another file")
     try:
         return file.read(n).decode()
     except UnicodeDecodeError as error:

@@ -186,7 +186,7 @@ def _row_bytes(n: int, kv_type: str, header: GgufHeader) -> int:
     try:
         return TENSOR_TYPES[kv_type].row_bytes(n)
     except ValueError as error:
-        raise InputError(f"{header.path} cannot have a KV cache of type {kv_type}: {error}") from error
+        raise InputError(f"{header.path} cannot have a KV cache of type {kv_type}: {error}; choose another") from error
 
 
 def _state_bytes(header: GgufHeader, arch: str) -> int:
@@ -220,5 +220,6 @@ def _per_block(header: GgufHeader, key: str, n_block: int) -> list[int] | None:
         return [header.get(key, int) or 0] * n_block
     values = [v for v in value.values or () if isinstance(v, int)]
     if len(values) < n_block:
-        raise InputError(f"expected {n_block} numbers in {key} of {header.path}, one for each block, found {len(values)}")
+        raise InputError(f"expected {n_block} numbers in {key} of {header.path}, one for each block, found {len(values)}: "
+                         "convert the model again")
     return values

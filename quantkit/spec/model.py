@@ -158,7 +158,7 @@ def _architecture(header: GgufHeader) -> str:
     if not architecture:
         kind = header.get("general.type", str)
         raise GgufError(f"{header.path}: expected a model, with a key general.architecture, got "
-                        + (f"a file of general.type {kind[:40]!a}" if kind else "none"))
+                        + (f"a file of general.type {kind[:40]!a}" if kind else "none") + ": give a model's file")
     return architecture
 
 

@@ -69,7 +69,8 @@ def stock_plan(model: ModelInfo, tier: Tier, types: Mapping[str, str], imatrix: 
     """
     require_base(model)
     if missing := [t.name for t in model.header.tensors if t.name not in types]:
-        raise PlanError(f"tier {tier.name}: expected a type for every tensor from the dry run, got none for {_names(missing)}")
+        raise PlanError(f"tier {tier.name}: expected a type for every tensor from the dry run, got none for {_names(missing)}: "
+                        "run it again, and if it comes back, report it")
     choices = {}
     for t in model.header.tensors:
         if kept_reason(t.name, t.shape, model.architecture) or n_dims(t.shape) > MAX_DIMS:
@@ -91,7 +92,7 @@ def require_base(model: ModelInfo) -> None:
     require_consistent(model)
     if model.header.alignment != ALIGNMENT:
         raise PlanError(f"expected general.alignment = {ALIGNMENT} in {model.header.path}, got {model.header.alignment}: "
-                        "llama.cpp would write a file that cannot be loaded; rewrite the base with the default alignment first")
+                        "llama.cpp would write a file that cannot be loaded; write the base again with that alignment first")
     if quantized := [f"{t.name} ({t.type.name})" for t in model.header.tensors if t.type.is_quantized]:
         raise PlanError(f"expected a base of F32, F16 or BF16 tensors in {model.header.path}, got {_names(quantized)}: "
                         "quantizing twice loses more than once; start from the unquantized file")
@@ -112,7 +113,8 @@ def _finish(model: ModelInfo, tier: Tier, choices: Mapping[str, Choice], imatrix
     _check_importances(plan, choices, imatrix)
     if fail_on_change and (changed := [*plan.substituted, *plan.no_imatrix]):
         raise PlanError(f"tier {tier.name}: on_substitute = 'fail', and {len(changed)} tensors cannot have their type: "
-                        + "; ".join(f"{row.name} {row.rule}" for row in changed[:5]))
+                        + "; ".join(f"{row.name} {row.rule}" for row in changed[:5]) + ": give them types that fit by rules, or "
+                                                                                       "allow substitutes")
     _check_unquantized(plan)
     return plan
 

@@ -32,6 +32,7 @@ _BLOCK = re.compile(r"blk\.[0-9]+\.")
 _NOT_WORD = re.compile(r"[^A-Za-z0-9._-]+")
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
 _LONGEST_NAME = 80
+_OTHER_BASE = "give the base that it was made of"
 
 
 class Difference(NamedTuple):
@@ -105,11 +106,11 @@ def require_same_tensors(model: ModelInfo, base: ModelInfo) -> None:
     ours, theirs = ({t.name: t.shape for t in m.header.tensors} for m in (base, model))
     where = f"{model.header.path} is not of the base {base.header.path}"
     if missing := [name for name in theirs if name not in ours]:
-        raise PlanError(f"{where}: expected its {len(theirs)} tensors there, missing {_names(missing)}")
+        raise PlanError(f"{where}: expected its {len(theirs)} tensors there, missing {_names(missing)}; {_OTHER_BASE}")
     if extra := [name for name in ours if name not in theirs and base.roles[name] != "mtp"]:
-        raise PlanError(f"{where}: the base has tensors that the file lacks, {_names(extra)}")
+        raise PlanError(f"{where}: the base has tensors that the file lacks, {_names(extra)}; {_OTHER_BASE}")
     if other := [f"{name} {theirs[name]}, in the base {ours[name]}" for name in theirs if theirs[name] != ours[name]]:
-        raise PlanError(f"{where}: expected equal shapes, got {_names(other)}")
+        raise PlanError(f"{where}: expected equal shapes, got {_names(other)}; {_OTHER_BASE}")
 
 
 def as_base(model: ModelInfo) -> ModelInfo:

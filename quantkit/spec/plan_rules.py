@@ -182,7 +182,7 @@ def _check_types(tier: Tier, spec: PlanSpec) -> None:
     for where, type_name in named.items():
         if type_name and type_name not in WRITABLE_TYPES:
             raise PlanError(f"tier {tier.name}, {where}: expected a type that llama.cpp can write "
-                            f"({', '.join(sorted(WRITABLE_TYPES))}), got {type_name}")
+                            f"({', '.join(sorted(WRITABLE_TYPES))}), got {type_name}: choose one of them")
 
 
 def _refuse_idle(ranked: Ranked, matched: Sequence[str], by_mtp: set[str], model: ModelInfo, tier: Tier) -> None:

@@ -93,7 +93,7 @@ def protocol_path(name_or_path: str | Path) -> Path:
         return Path(name_or_path)
     if text not in known_protocols():
         known = ", ".join(known_protocols()) or f"none in {protocols_folder()}"
-        raise ProtocolError(f"expected a path to a .toml file or a packaged protocol ({known}), got {text!r}")
+        raise ProtocolError(f"expected a path to a .toml file or a packaged protocol ({known}), got {text!r}: name one of them")
     return protocols_folder() / f"{text}.toml"
 
 
@@ -108,7 +108,7 @@ def load_protocol(name_or_path: str | Path, settings: Sequence[str] = ()) -> Pro
         with path.open("rb") as file:
             data = file.read(_LARGEST_BYTES + 1)
     except OSError as error:
-        raise ProtocolError(f"expected a protocol file at {path}, got: {error.strerror or error}") from error
+        raise ProtocolError(f"expected a protocol file at {path}, got: {error.strerror or error}; check the path") from error
     try:
         return derive_protocol(parse_protocol(data), settings)
     except ProtocolError as error:
@@ -122,13 +122,14 @@ def parse_protocol(data: bytes) -> Protocol:
         ProtocolError: not TOML, or not a valid protocol; names the dotted path.
     """
     if len(data) > _LARGEST_BYTES:
-        raise ProtocolError(f"expected a protocol of at most {_LARGEST_BYTES} bytes, got more")
+        raise ProtocolError(f"expected a protocol of at most {_LARGEST_BYTES} bytes, got more: it is no protocol; give another "
+                            "file")
     try:
         table = tomllib.loads(data.decode())
     except RecursionError as error:
         raise ProtocolError("expected a TOML file, got arrays or tables nested without end: flatten it") from error
     except ValueError as error:  # not UTF-8, not TOML, or an integer of thousands of digits
-        raise ProtocolError(f"expected a TOML file, got: {error}") from error
+        raise ProtocolError(f"expected a TOML file, got: {error}; correct it there") from error
     return _read_protocol(table)
 
 
@@ -177,7 +178,7 @@ def _read_protocol(table: dict[str, Any]) -> Protocol:
 def _split_setting(setting: str, path: str = "--set") -> tuple[str, str]:
     name, sign, value = setting.partition("=")
     if not sign or not name.strip():
-        raise ProtocolError(f"{path}: expected path=value such as eval.n_chunk=8, got {setting!r}")
+        raise ProtocolError(f"{path}: expected path=value such as eval.n_chunk=8, got {setting!r}; write it so")
     return name.strip(), value.strip()
 
 
@@ -192,9 +193,11 @@ class _Place(NamedTuple):
 def _find(table: dict[str, Any], path: str) -> _Place:
     steps = list(_STEP.finditer(path))
     if "".join(step[0] for step in steps) != path or not steps or path.startswith("."):
-        raise ProtocolError(f"--set: expected a dotted path such as eval.n_chunk or plan.tiers[Q4_K_M].default, got {path!r}")
+        raise ProtocolError(f"--set: expected a dotted path such as eval.n_chunk or plan.tiers[Q4_K_M].default, got {path!r}; "
+                            "write it so")
     if path in _NOT_SET:
-        raise ProtocolError(f"--set: expected a value that can change a number, got {path}, which is not for setting")
+        raise ProtocolError(f"--set: expected a value that can change a number, got {path}, which is not for setting: "
+                            "write it into a protocol of your own")
     holder: Any = {"": table}
     key: Any = ""
     name = ""
@@ -205,7 +208,8 @@ def _find(table: dict[str, Any], path: str) -> _Place:
         elif step[1] is None and isinstance(holder, list) and (index := _index(holder, key)) is not None:
             key, name = index, f"{name}[{_label(holder[index], index)}]"
         else:
-            raise ProtocolError(f"--set: expected {_choices(holder)} after {name or 'the start'!r}, got {key!r} in {path!r}")
+            raise ProtocolError(f"--set: expected {_choices(holder)} after {name or 'the start'!r}, got {key!r} in {path!r}; "
+                                "choose one of them")
     return _Place(holder, key, name)
 
 

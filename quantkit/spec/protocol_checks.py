@@ -44,7 +44,7 @@ def _check_eval(protocol: Protocol) -> None:
     spec = protocol.eval
     _check_context(spec, "eval")
     if not spec.corpora:
-        fail("eval.corpora", "at least one text", [])
+        fail("eval.corpora", "at least one text", [], "name one")
     _check_unique(spec.corpora, "eval.corpora", "")
     for i, name in enumerate(spec.corpora):
         _named_corpus(protocol, name, f"eval.corpora[{i}]")
@@ -53,7 +53,8 @@ def _check_eval(protocol: Protocol) -> None:
     _check_chunk_set(spec.chunks, spec.n_chunk, "eval.n_chunk")
     offload = spec.offload
     if not offload.fixed and (offload.n_gpu_layers or offload.main_gpu or offload.tensor_split):
-        fail("eval.offload", "n_gpu_layers = 0, main_gpu = 0 and tensor_split = [] unless fixed", offload.n_gpu_layers)
+        fail("eval.offload", "n_gpu_layers = 0, main_gpu = 0 and tensor_split = [] unless fixed", offload.n_gpu_layers,
+             "set fixed = true, or give them on the command line")
 
 
 def _check_chunk_set(chunks: str, n_chunk: int, path: str) -> None:
@@ -65,7 +66,7 @@ def _check_context(spec: ContextSpec, path: str) -> None:
     if spec.n_ctx < 8 or spec.n_ctx % 2:
         fail(f"{path}.n_ctx", "an even number of at least 8", spec.n_ctx)
     if spec.n_ubatch > spec.n_batch:
-        fail(f"{path}.n_ubatch", f"at most n_batch = {spec.n_batch}", spec.n_ubatch)
+        fail(f"{path}.n_ubatch", f"at most n_batch = {spec.n_batch}", spec.n_ubatch, "lower it, or raise n_batch")
     if spec.type_v in _QUANTIZED_KV and spec.flash_attn == "off":
         fail(f"{path}.type_v", "F32, F16 or BF16 while flash_attn is 'off' (llama.cpp quantizes V with flash attention only)",
              spec.type_v)
@@ -87,7 +88,7 @@ def _check_imatrix(protocol: Protocol) -> None:
     for name in protocol.eval.corpora:
         if protocol.corpus(name).sha256 == text.sha256:
             fail("imatrix.corpus", "a text that is not evaluated on: calibrating on the test text flatters the low tiers",
-                 Found(f"{text.name!r}, the text of eval.corpora {name!r}"))
+                 Found(f"{text.name!r}, the text of eval.corpora {name!r}"), "calibrate on another text")
 
 
 def _check_plan(protocol: Protocol) -> None:
@@ -104,10 +105,12 @@ def _check_plan(protocol: Protocol) -> None:
         if plan.ladder != "stock":
             continue
         if tier.rules:
-            fail(f"{path}.rules", "[] with ladder = 'stock': the mix is llama.cpp's own", Found(f"{len(tier.rules)} rules"))
+            fail(f"{path}.rules", "[] with ladder = 'stock': the mix is llama.cpp's own", Found(f"{len(tier.rules)} rules"),
+                 "take them out, or take another ladder")
         expected = FTYPES[tier.ftype].default_type
         if tier.default != expected:
-            fail(f"{path}.default", f"{expected!r} with ladder = 'stock', llama.cpp's default type of {tier.ftype}", tier.default)
+            fail(f"{path}.default", f"{expected!r} with ladder = 'stock', llama.cpp's default type of {tier.ftype}", tier.default,
+                 "write that, or take another ladder")
 
 
 def _check_rules(rules: tuple[Rule, ...], path: str) -> None:
@@ -123,11 +126,12 @@ def _check_mtp(protocol: Protocol) -> None:
     _check_chunk_set(spec.teacher_chunks, spec.teacher_n_chunk, "mtp.teacher_n_chunk")
     _named_corpus(protocol, spec.corpus, "mtp.corpus")
     if not spec.n_prompt and not spec.prompts:
-        fail("mtp.n_prompt", "at least one prompt, from the corpus or given in mtp.prompts", 0)
+        fail("mtp.n_prompt", "at least one prompt, from the corpus or given in mtp.prompts", 0, "give one")
     if spec.prompt_n_tokens + spec.n_predict > spec.n_ctx:
-        fail("mtp.n_ctx", f"at least prompt_n_tokens + n_predict = {spec.prompt_n_tokens + spec.n_predict}", spec.n_ctx)
+        fail("mtp.n_ctx", f"at least prompt_n_tokens + n_predict = {spec.prompt_n_tokens + spec.n_predict}", spec.n_ctx,
+             "raise it, or shorten the prompts")
     if not spec.n_draft:
-        fail("mtp.n_draft", "at least one draft length", [])
+        fail("mtp.n_draft", "at least one draft length", [], "add one")
     _check_rising(spec.n_draft, "mtp.n_draft")
     _check_unique(spec.head_types, "mtp.head_types", "")
 
@@ -135,7 +139,7 @@ def _check_mtp(protocol: Protocol) -> None:
 def _check_search(protocol: Protocol) -> None:
     spec = protocol.search
     if not spec.types:
-        fail("search.types", "at least one candidate type", [])
+        fail("search.types", "at least one candidate type", [], "add one")
     _check_unique(spec.types, "search.types", "")
     for i, name in enumerate(spec.weights_types):
         if name not in spec.types:
@@ -144,25 +148,26 @@ def _check_search(protocol: Protocol) -> None:
     if abs(total - 1) > _SHARE_TOLERANCE or min(spec.search_share, spec.select_share, spec.report_share) == 0:
         fail("search.search_share", "three shares of the articles above 0 that add up to 1", total)
     if spec.second_n_chunk and not spec.second_corpus:
-        fail("search.second_n_chunk", "0 while second_corpus is ''", spec.second_n_chunk)
+        fail("search.second_n_chunk", "0 while second_corpus is ''", spec.second_n_chunk, "name a text, or write 0")
     if spec.second_corpus:
         second = _named_corpus(protocol, spec.second_corpus, "search.second_corpus")
         if second.sha256 in {protocol.corpus(name).sha256 for name in (*protocol.eval.corpora, protocol.imatrix.corpus)}:
-            fail("search.second_corpus", "a text that is neither evaluated nor calibrated on", second.name)
+            fail("search.second_corpus", "a text that is neither evaluated nor calibrated on", second.name, "name another")
 
 
 def _named_corpus(protocol: Protocol, name: str, path: str) -> Corpus:
     for corpus in protocol.corpora:
         if corpus.name == name:
             return corpus
-    return fail(path, f"a name from [[corpora]] ({', '.join(c.name for c in protocol.corpora) or 'none'})", name)
+    return fail(path, f"a name from [[corpora]] ({', '.join(c.name for c in protocol.corpora) or 'none'})", name,
+                "name one of them, or add it")
 
 
 def _check_unique(names: Iterable[str], path: str, key: str) -> None:
     seen: set[str] = set()
     for i, name in enumerate(names):
         if name in seen:
-            fail(f"{path}[{i}]{'.' + key if key else ''}", "a name that stands once", Found(f"{name!r} again"))
+            fail(f"{path}[{i}]{'.' + key if key else ''}", "a name that stands once", Found(f"{name!r} again"), "take one out")
         seen.add(name)
 
 

@@ -42,7 +42,8 @@ def read_lock(folder: Path) -> dict[str, dict[str, str]]:
         if name.startswith("#"):
             continue
         if len(ids) != len(ID_NAMES) or name in locked:
-            raise ProtocolError(f"{path}, line {number}: expected a new name and {len(ID_NAMES)} ids, got {line[:80]!r}")
+            raise ProtocolError(f"{path}, line {number}: expected a new name and {len(ID_NAMES)} ids, got {line[:80]!r}; "
+                                "undo the change")
         locked[name] = dict(zip(ID_NAMES, ids, strict=True))
     return locked
 

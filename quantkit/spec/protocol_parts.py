@@ -275,4 +275,4 @@ def by_name(records: tuple[_Named, ...], name: str, path: str) -> _Named:
     for record in records:
         if record.name == name:
             return record
-    raise ProtocolError(f"{path}: expected one of {', '.join(r.name for r in records)}, got {name!r}")
+    raise ProtocolError(f"{path}: expected one of {', '.join(r.name for r in records)}, got {name!r}: name one of them")

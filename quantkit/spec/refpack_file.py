@@ -225,7 +225,7 @@ class Refpack:
 
 
 def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"the reference pack {path} is damaged: {what}. Fetch it again, or make it anew with `quantkit refpack make`")
+    return InputError(f"the reference pack {path} is damaged: {what}; fetch it again, or make it anew with `quantkit refpack make`")
 
 
 def _read_header(path: Path) -> tuple[dict[str, _Place], dict[str, str]]:

@@ -47,10 +47,10 @@ def one_of(known: Iterable[str], what: str) -> Check:
     return Check(what, words.__contains__)
 
 
-def fail(path: str, expected: str, found: object) -> typing.NoReturn:
-    """Raise the error of a value that is not what it must be."""
+def fail(path: str, expected: str, found: object, then: str = "correct it") -> typing.NoReturn:
+    """Raise the error of a value that is not what it must be, with what to do."""
     shown = found if isinstance(found, Found) else Found(_shorten(repr(found)))
-    raise ProtocolError(f"{path}: expected {expected}, got {shown.text}")
+    raise ProtocolError(f"{path}: expected {expected}, got {shown.text}; {then}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,10 +79,11 @@ def read_record(kind: type[Record], table: object, path: str = "") -> Record:
         if key not in names:
             near = difflib.get_close_matches(key, names, 1)
             hint = f": did you mean {near[0]}?" if near else ""
-            fail(join_path(path, _shorten(key)), f"one of the keys {', '.join(names)}", Found(f"{_shorten(repr(key))}{hint}"))
+            fail(join_path(path, _shorten(key)), f"one of the keys {', '.join(names)}", Found(f"{_shorten(repr(key))}{hint}"),
+                 "correct its name or take it out")
     for name in names:
         if name not in table:
-            fail(join_path(path, name), "this key (a protocol states every key)", Found("none"))
+            fail(join_path(path, name), "this key (a protocol states every key)", Found("none"), "add it")
     return kind(**{name: _read_value(hints[name], table[name], join_path(path, name)) for name in names})
 
 

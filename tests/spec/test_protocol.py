@@ -126,7 +126,7 @@ class TestReading:
                 del holder[key]
                 with pytest.raises(ProtocolError) as caught:
                     read_record(Protocol, whole)
-                assert str(caught.value) == f"{path}{key}: expected this key (a protocol states every key), got none"
+                assert str(caught.value) == f"{path}{key}: expected this key (a protocol states every key), got none; add it"
                 holder.update(kept)
 
     def test_no_other_key_is_let_in(self) -> None:
@@ -237,7 +237,8 @@ def test_what_is_refused(pairs: list[tuple[str, object]], expected: str) -> None
 
 def test_the_stock_ladder_takes_llama_cpps_default_types() -> None:
     assert refusal(with_settings(("plan.tiers[5].default", "IQ2_S"), name="wikitext2-stock-v1")) == (
-        "plan.tiers[5].default: expected 'IQ2_XS' with ladder = 'stock', llama.cpp's default type of IQ2_S, got 'IQ2_S'")
+        "plan.tiers[5].default: expected 'IQ2_XS' with ladder = 'stock', llama.cpp's default type of IQ2_S, got 'IQ2_S'; "
+        "write that, or take another ladder")
 
 
 class TestIds:

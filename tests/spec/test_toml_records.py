@@ -98,11 +98,11 @@ def test_long_values_are_cut() -> None:
 def test_missing_key() -> None:
     whole = table()
     del whole["branches"][1]["on"]
-    assert message(whole) == "branches[1].on: expected this key (a protocol states every key), got none"
+    assert message(whole) == "branches[1].on: expected this key (a protocol states every key), got none; add it"
 
 
 def test_a_document_is_a_table() -> None:
-    assert message([1]) == ": expected a table, got [1]"
+    assert message([1]) == ": expected a table, got [1]; correct it"
 
 
 leaves = st.builds(Leaf, word=st.text(st.characters(exclude_categories=["Cs"])), share=st.floats(0, 1).map(lambda x: x + 0.0))

@@ -90,7 +90,7 @@ def check_bundle(bundle: Bundle, max_bytes: int = HUB_LIMIT_BYTES) -> None:
     if problems:
         shown = "\n  ".join(problems[:_N_SHOWN])
         more = f"\n  and {len(problems) - _N_SHOWN} more" if len(problems) > _N_SHOWN else ""
-        raise InputError(f"{bundle.folder} cannot be published, nothing was sent:\n  {shown}{more}")
+        raise InputError(f"{bundle.folder} cannot be published, nothing was sent; put right what is listed:\n  {shown}{more}")
 
 
 def _problem(folder: Path, file: BundleFile) -> str | None:

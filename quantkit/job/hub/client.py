@@ -158,7 +158,8 @@ def check_endpoint(endpoint: str) -> str:
         raise InputError(f"expected an address without user and password in HF_ENDPOINT, got {hide_secrets(endpoint)!r}: log in "
                          "with `hf auth login` instead")
     if not _is_private(endpoint):
-        raise InputError(f"expected an https address in HF_ENDPOINT, got {endpoint!r}: tokens are not sent in the clear")
+        raise InputError(f"expected an https address in HF_ENDPOINT, got {endpoint!r}: tokens are not sent in the clear; "
+                         "correct it or unset it")
     return endpoint.rstrip("/")
 
 
@@ -207,9 +208,9 @@ def _hub_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise InputError(f"expected the name of a repository such as user/model: {_first_line(error)}") from error
+        raise InputError(f"expected the name of a repository such as user/model: {_first_line(error)}; correct it") from error
     except Exception as error:
-        raise EnvironmentFault(f"{doing} failed: {_first_line(error)}") from error
+        raise EnvironmentFault(f"{doing} failed: {_first_line(error)}; run the same command again to go on from there") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -81,10 +81,10 @@ def _read_listing(hub: Hub, remote: Mapping[str, RemoteFile], commit: str, name:
     file = remote.get(name)
     if file is None:
         raise InputError(f"expected a published bundle in {hub.repo_id}, found no {name}: it was not published by "
-                         "`quantkit publish`")
+                         "`quantkit publish`; check the name")
     if file.size_bytes > MAX_MANIFEST_BYTES:
         raise InputError(f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {file.size_bytes} as {name} of "
-                         f"{hub.repo_id}")
+                         f"{hub.repo_id}: it is damaged or made to mislead; leave it alone")
     return hub.read_range(file, commit, 0, file.size_bytes) if file.size_bytes else b""
 
 
@@ -101,7 +101,8 @@ def _check_remote(entries: tuple[Entry, ...], remote: Mapping[str, RemoteFile], 
             problems.append(f"{entry.path} has another sha256")
     if problems:
         raise CheckFailed(f"the repository does not hold what the {where} lists: {'; '.join(problems[:5])}"
-                          + (f" and {len(problems) - 5} more" if len(problems) > 5 else ""))
+                          + (f" and {len(problems) - 5} more" if len(problems) > 5 else "") + "; ask who published it to "
+                                                                                              "publish it again")
 
 
 def _is_there(target: Path, entry: Entry, *, force: bool) -> bool:

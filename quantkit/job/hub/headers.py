@@ -61,7 +61,8 @@ class HeaderReader:
         """
         match = _SPLIT_NAME.fullmatch(model.name)
         if match and int(match["count"]) != len(model.files):
-            raise GgufError(f"{model.name}: expected all {int(match['count'])} shards beside it, found {len(model.files)}")
+            raise GgufError(f"{model.name}: expected all {int(match['count'])} shards beside it, found {len(model.files)}: publish "
+                            "the whole split")
         paths = [self._folder / _local_name(file, index) for file in model.files]
         for file, path in zip(model.files, paths, strict=True):
             try:

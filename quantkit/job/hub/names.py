@@ -23,6 +23,7 @@ _REFPACK = re.compile(r"ref(-[^/]+)?\.safetensors")  # reference packs that a bu
 _STORE = {"bundles", "rejected"}  # folders of a gate's store, which holds bundles and is none
 _LONGEST_PART = 255
 _MAX_FILES = 100_000
+_AGAIN = "it is damaged or made to mislead; fetch it again from where it was made"
 
 
 class Entry(NamedTuple):
@@ -58,9 +59,9 @@ def read_listing(data: bytes, where: str) -> Listing:
                          "run it to its end first")
     files = value["files"]
     if len(files) > _MAX_FILES:
-        raise InputError(f"expected at most {_MAX_FILES} files in {where}, got {len(files)}")
+        raise InputError(f"expected at most {_MAX_FILES} files in {where}, got {len(files)}: {_AGAIN}")
     if problems := [problem for name in files if (problem := name_problem(name))] + collisions(files):
-        raise InputError(f"{where} lists what no bundle holds: {'; '.join(problems[:5])}")
+        raise InputError(f"{where} lists what no bundle holds: {'; '.join(problems[:5])}: {_AGAIN}")
     return Listing(value["result_id"], tuple(_read_entry(name, item, where) for name, item in sorted(files.items())))
 
 
@@ -76,7 +77,7 @@ def add_apart(listing: Listing, data: bytes, where: str) -> Listing:
                          "report again with `quantkit report`")
     listed = {entry.path for entry in listing.entries}
     if wrong := [entry.path for entry in apart.entries if not is_apart(entry.path) or entry.path in listed]:
-        raise InputError(f"expected nothing but speeds, page and card in {where}, got {wrong[0]!a}")
+        raise InputError(f"expected nothing but speeds, page and card in {where}, got {wrong[0]!a}: {_AGAIN}")
     return Listing(listing.result_id, tuple(sorted((*listing.entries, *apart.entries))))
 
 
@@ -111,7 +112,7 @@ def collisions(names: Iterable[str]) -> list[str]:
 def _read_entry(name: str, item: Any, where: str) -> Entry:
     size, sha256 = (item.get("size_bytes"), item.get("sha256")) if isinstance(item, dict) else (None, None)
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 or not _is_hash(sha256):
-        raise InputError(f"expected size_bytes and sha256 for {name!a} in {where}, got {ascii(item)[:100]}")
+        raise InputError(f"expected size_bytes and sha256 for {name!a} in {where}, got {ascii(item)[:100]}: {_AGAIN}")
     return Entry(name, size, str(sha256))
 
 
