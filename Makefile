@@ -1,4 +1,4 @@
-# make demo | test | check | clean. The first of them makes .venv, later ones reuse it. Paths are relative, so the folder's own
+# make demo | test | unit | check | clean. The first of them makes .venv, later ones reuse it. Paths are relative, so the folder's own
 # path may hold spaces. CXX=... and PYTHON=... name another compiler or interpreter; pip's own settings say where packages come from.
 
 export GGML_NO_BACKTRACE := 1
@@ -10,6 +10,7 @@ export QUANTKIT_CORPUS_DIR := $(CURDIR)/../shared/corpus
 endif
 endif
 
+floors := core spec measure engine job report cli
 hash := \#
 python := .venv/bin/python
 # Written last, with the folder it is for: after a failed set-up, a move or a copy of the folder, the next run mends .venv.
@@ -27,11 +28,12 @@ find_compiler = $(shell for c in $(compilers); do echo '$(hash)include <thread>'
 no_compiler = expected a C++ compiler to build llama.cpp with, found none that works (tried $(compilers)): install one, for \
   example g++, or pass CXX=/path/to/c++
 
-.PHONY: help demo test check clean FORCE
+.PHONY: help demo test unit check clean FORCE
 
 help:
 	@echo "make demo    run the main job on the bundled model and text; the report is left in demo-run/report"
 	@echo "make test    run the tests"
+	@echo "make unit    run only the quick ones of each floor, in seconds"
 	@echo "make check   run ruff, mypy and the test of the floors"
 	@echo "make clean   remove what these leave behind, except .venv"
 
@@ -40,6 +42,9 @@ demo: $(stamp)
 
 test: $(stamp)
 	$(python) -m pytest
+
+unit: $(stamp)
+	$(python) -m pytest -m "not engine and not browser and not system and not slow" $(floors:%=tests/%)
 
 check: $(stamp)
 	$(python) -m ruff check .

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,24 @@ SHARED = Path(os.environ.get("QUANTKIT_SHARED", Path(__file__).parents[1].parent
 
 if (SHARED / "corpus").is_dir():
     os.environ.setdefault("QUANTKIT_CORPUS_DIR", str(SHARED / "corpus"))
+
+
+_MAY_START = ("engine", "browser", "system")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that starts a process says so by its marker, so that the others stay quick."""
+    if any(item.get_closest_marker(name) for name in _MAY_START):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start"), (os, "fork")):
+            patch.setattr(owner, name, _refuse)
+        return (yield)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise AssertionError(f"a test that starts a process needs one of the markers {', '.join(_MAY_START)}")
 
 
 @pytest.fixture(scope="session")

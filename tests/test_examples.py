@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from quantkit.job.parts import write_parquet
 from quantkit.spec.records import ROW_DTYPE
 from tests.report.run_factory import make_run
 from tests.report.test_run_report import add_verdicts
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[1]
 TESTED = {"bytes_by_role.py", "notebook_style.py", "where_it_differs.py"}

@@ -123,6 +123,7 @@ def test_every_folder_is_a_floor() -> None:
     assert folders == set(FLOORS)
 
 
+@pytest.mark.system
 def test_importing_everything_loads_nothing_heavy() -> None:
     """What the reading of the sources cannot see: a heavy library that comes in through another one."""
     modules = [module_of(path) for path in SOURCES if path.name != "__main__.py"]

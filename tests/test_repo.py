@@ -15,6 +15,8 @@ import pytest
 
 import quantkit
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "quantkit" / "data" / "demo"
 

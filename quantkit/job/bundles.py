@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.core.errors import EnvironmentFault, InputError
-from quantkit.core.files import FolderLock, pretty_json, sha256_file, sync_file, sync_folder, temp_path, write_atomic
+from quantkit.core.files import FolderLock, pretty_json, sha256_file, sync_file, sync_folder, telling_full, temp_path, write_atomic
 from quantkit.job.hub.names import MANIFEST, Entry, add_apart, read_listing
 from quantkit.job.manifest import APART
 from quantkit.job.rundir import read_json
@@ -112,7 +112,7 @@ def open_store(path: Path) -> Iterator[Store]:
     """Lock a store, make it if it is new, and clear what a killed process left half made.
 
     Raises:
-        InputError: other files are there. RunLocked: another process works in it.
+        InputError: other files are there. RunLocked: another process works in it. NoSpace: the disk is full, in the block too.
     """
     known = {*_PLACES, "current", ".lock"}
     if path.exists():
@@ -120,7 +120,7 @@ def open_store(path: Path) -> Iterator[Store]:
             raise InputError(f"expected a folder for the store, found the file {path}: choose another path")
         if others := [p.name for p in path.iterdir() if p.name not in known and not _HALF_MADE.fullmatch(p.name)]:
             raise InputError(f"expected a store of quantkit or an empty folder, found {others[0]} in {path}: choose another folder")
-    with FolderLock(path):
+    with FolderLock(path), telling_full(path):
         for folder in (path, *(path / place for place in _PLACES)):
             for left in folder.glob(".*.tmp") if folder.is_dir() else ():
                 if _HALF_MADE.fullmatch(left.name):

@@ -125,6 +125,7 @@ class _Mark(NamedTuple):
     text: str
 
 
+_BEYOND_PX = 200  # how far outside of the axes a label could still stand
 _FLOOR = "the same of each file"
 _BAND: dict[str, Any] = {"facecolor": LIGHT, "edgecolor": GREY, "hatch": "///", "alpha": 0.45, "linewidth": 0}
 
@@ -248,9 +249,11 @@ def _marks_in_pixels(axes: Axes, measure: Measure, drawn: Sequence[_Drawn]) -> l
         ys = [float(to_pixels((x, end))[1]) for end in ends if end is not None]
         if ys:
             boxes.append(Box(px - 3, min(ys), px + 3, max(ys)))
+    left, bottom, right, top = pixel_extent(axes.figure, axes)
+    seen = left - _BEYOND_PX, bottom - _BEYOND_PX, right + _BEYOND_PX, top + _BEYOND_PX
     for line in axes.lines:
-        data: Any = to_pixels(line.get_xydata())
-        for (x0, y0), (x1, y1) in itertools.pairwise(data):
+        path = line.get_path().transformed(axes.transData).cleaned(clip=seen)  # a zero lies far below a logarithmic axis
+        for (x0, y0), (x1, y1) in itertools.chain.from_iterable(map(itertools.pairwise, path.to_polygons(closed_only=False))):
             n = max(2, int(math.hypot(x1 - x0, y1 - y0) // 6))
             boxes += [Box(x0 + (x1 - x0) * k / n - 1, y0 + (y1 - y0) * k / n - 1, x0 + (x1 - x0) * k / n + 1,
                           y0 + (y1 - y0) * k / n + 1) for k in range(n + 1)]

@@ -7,6 +7,7 @@ settings, so that every table can say so. Written back to TOML it reads to the s
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Sequence
@@ -115,6 +116,7 @@ def load_protocol(name_or_path: str | Path, settings: Sequence[str] = ()) -> Pro
         raise ProtocolError(f"{path}: {error}") from error
 
 
+@functools.lru_cache(maxsize=16)  # a run reads its protocol at every step
 def parse_protocol(data: bytes) -> Protocol:
     """A protocol from the bytes of its file.
 

@@ -13,6 +13,8 @@ from quantkit.cli.main import run
 from quantkit.job.rundir import read_json
 from tests.job.bundles import base_rows_of, make_bundle, tier_rows
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_without_yes_everything_is_listed_and_nothing_sent(hub: HubServer, run: 
     assert hub.repos == {}
 
 
+@pytest.mark.slow
 def test_published_and_fetched_again(hub: HubServer, run: Path, tmp_path: Path, verified: list[Path]) -> None:  # noqa: F811
     done = call(publish, run, "--repo", REPO, "--yes")
     assert f"published result {RESULT_ID[:12]} in user/model at commit {hub.repos[REPO].head}" in done.stderr
@@ -71,6 +72,7 @@ def test_a_bundle_that_does_not_verify_is_not_sent(hub: HubServer, run: Path) ->
     assert hub.repos == {}
 
 
+@pytest.mark.slow
 def test_what_the_dry_run_says_about_a_repository_that_is_there(hub: HubServer, run: Path) -> None:  # noqa: F811
     call(publish, run, "--repo", REPO, "--yes")
     hub.add(REPO, {"README.md": b"# Mine\n"}, "somebody else")

@@ -55,6 +55,7 @@ class TestWords:
         assert quantkit(capsys, "imatrix", "melt")[0] == 2
 
 
+@pytest.mark.system
 class TestMerge:
     def test_sums_and_counts_are_added(self, capsys: pytest.CaptureFixture[str], small: Path, tmp_path: Path) -> None:
         held = read_imatrix(small)
@@ -87,6 +88,7 @@ class TestMerge:
         assert quantkit(capsys, "imatrix", "merge", small, other, "-o", tmp_path / "c.gguf", "--force")[0] == 0
 
 
+@pytest.mark.system
 class TestShow:
     def test_a_sound_matrix(self, capsys: pytest.CaptureFixture[str], shared: Path) -> None:
         code, out, err = quantkit(capsys, "imatrix", "show", shared / "oracle" / "imatrix-tiny.gguf")

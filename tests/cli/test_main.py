@@ -31,6 +31,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
     assert out.startswith(f"Usage: quantkit {verb}")
 
 
+@pytest.mark.system
 def test_help_lists_every_verb_and_imports_none() -> None:
     script = ("import sys\nfrom quantkit.cli.main import run\ncode = run(['--help'])\n"
               "heavy = {'numpy', 'llama_cpp', 'pandas', 'pyarrow', 'scipy', 'gguf'} & set(sys.modules)\n"

@@ -71,6 +71,7 @@ def test_substitutions_are_told_below_the_table(tmp_path: Path) -> None:
     assert "substituted from Q4_K, 288 is not divisible by 256" in text
 
 
+@pytest.mark.system
 def test_a_real_matrix_is_planned_with(tiny_model: Path, shared: Path) -> None:
     matrix = shared / "oracle" / "imatrix-tiny.gguf"
     assert planned(tiny_model, "--imatrix", str(matrix)) == planned(tiny_model)

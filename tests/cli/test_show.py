@@ -109,6 +109,7 @@ def test_a_bad_file_is_one_error(tmp_path: Path) -> None:
         CliRunner().invoke(show, [str(tmp_path / "a.gguf")], catch_exceptions=False)
 
 
+@pytest.mark.system
 def test_large_header_is_shown_within_a_second_and_150_mb(tmp_path: Path) -> None:
     """A tokenizer of full size and 1000 tensors, 50 GB of hole behind; the whole process is measured, its start too."""
     path = tmp_path / "large.gguf"

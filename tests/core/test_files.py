@@ -93,6 +93,7 @@ class TestAtomic:
             write_half(tmp_path / "a", error())
         assert content(tmp_path) == {"a": b"old"}
 
+    @pytest.mark.system
     def test_kill_keeps_the_old_file(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"old")
         run_python("import os, signal\nfrom pathlib import Path\nfrom quantkit.core.files import atomic_path\n"
@@ -333,6 +334,7 @@ class TestLock:
             assert process.stdout.readline() == "held\n"
             yield process
 
+    @pytest.mark.system
     def test_held_by_another_process(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
         with pytest.raises(RunLocked, match=rf"another process \(pid {other.pid}\) works in .*run: wait"), \
                 FolderLock(tmp_path / "run"):
@@ -343,6 +345,7 @@ class TestLock:
         with FolderLock(tmp_path / "run"):
             assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
 
+    @pytest.mark.system
     def test_ends_with_a_killed_holder(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
         """Its worker, which lives on for a moment, does not hold the run directory."""
         other.kill()

@@ -90,6 +90,7 @@ def test_degrees_of_freedom_by_hand() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=30), st.floats(0.01, 100), st.floats(-1e3, 1e3))
+@pytest.mark.slow
 def test_degrees_of_freedom_know_no_unit_and_no_sign(theta: list[float], scale: float, shift: float) -> None:
     x, groups = np.array(theta), group_by(np.arange(len(theta)))
     df = degrees_of_freedom(groups, x)
@@ -98,6 +99,7 @@ def test_degrees_of_freedom_know_no_unit_and_no_sign(theta: list[float], scale: 
         assert degrees_of_freedom(groups, shift - scale * x) == pytest.approx(df, rel=1e-5)
 
 
+@pytest.mark.system
 def test_scipy_is_not_loaded_with_the_module() -> None:
     code = "import sys, quantkit.core.stats, quantkit.measure.summary; print('scipy' in sys.modules, 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False True\n"

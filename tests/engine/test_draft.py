@@ -29,6 +29,7 @@ def drafted(trunk: FakeTrunk, head: FakeHead, n_predict: int = 12, n_draft: int 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), n_draft=st.integers(1, 6), n_predict=st.integers(1, 20), n_batch=st.integers(7, 16),
        sampled=st.booleans(), n_prompt=st.integers(1, 20))
+@pytest.mark.slow
 def test_text_with_drafts_is_the_trunks_own(seed: int, n_draft: int, n_predict: int, n_batch: int, sampled: bool,
                                             n_prompt: int) -> None:
     rng = np.random.default_rng(seed)

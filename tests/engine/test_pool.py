@@ -16,6 +16,8 @@ from quantkit.core.errors import EngineCrash, EngineError, InputError
 from quantkit.engine.pool import WorkerPool
 from tests.engine import commands
 
+pytestmark = pytest.mark.system
+
 
 def test_a_worker_lives_on_between_commands(tmp_path: Path) -> None:
     with WorkerPool(1, tmp_path) as pool:

@@ -15,6 +15,8 @@ from quantkit.engine.pool import WorkerPool
 from tests.engine.commands import add, count, kill_self, pid
 from tests.faults import commands
 
+pytestmark = pytest.mark.system
+
 QUIET = r"did nothing and said nothing for \d s, so it was ended"
 
 

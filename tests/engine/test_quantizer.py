@@ -27,6 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("base") / "base.gguf", n_embd=256, n_ff=256)[0]
 
 
+@pytest.mark.slow
 def test_arrays_end_with_their_terminators_and_outlive_what_they_were_made_of(llama_cpp: Any) -> None:
     arguments = Arguments(llama_cpp, ftype=15, n_threads=2, patterns={"^a$": 8}, imatrix={"a": np.arange(3, dtype=np.float32)},
                           metadata={"k.one": "text", "k.two": 7})

@@ -21,6 +21,8 @@ from quantkit.report.run_report import write_report
 from tests.faults import fakes
 from tests.faults.mounts import read_only
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import sys

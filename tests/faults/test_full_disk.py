@@ -25,6 +25,8 @@ from tests.faults import fakes
 from tests.faults.mounts import PAGE, grow, small_disk
 from tests.gguf_factory import tiny_model
 
+pytestmark = pytest.mark.system
+
 FULL = r"\A(the disk is full (while writing|at) .*: free some space and run again|.* needs .*, but .* free: free some space.*)\Z"
 MOST = 400  # pages or files that a run of the fakes never needs
 

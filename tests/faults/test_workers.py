@@ -26,6 +26,8 @@ from quantkit.spec.gguf_header import read_header
 from quantkit.spec.model import describe_model
 from tests.faults import fakes
 
+pytestmark = pytest.mark.system
+
 KILLED = "the worker process was killed (signal 9): probably out of memory"
 
 

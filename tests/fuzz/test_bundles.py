@@ -153,6 +153,7 @@ def test_a_strange_plan_is_refused(number: int) -> None:
         assert Plan.from_json(changed).to_json() == changed
 
 
+@pytest.mark.system
 def test_the_sound_ones_pass(bundle: Path, run: Path, tmp_path: Path) -> None:
     assert verify_bundle(Path(shutil.copytree(bundle, tmp_path / "copy")), no_report).passed
     assert len(read_texts(run)) == 1

@@ -47,6 +47,7 @@ def test_a_damaged_matrix_is_sound_or_refused(sources: list[bytes], tmp_path_fac
 
 
 @fuzz(10)
+@pytest.mark.system
 def test_the_child_says_what_the_reader_says(sources: list[bytes], tmp_path_factory: pytest.TempPathFactory, number: int) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.imatrix"
     path.write_bytes(damage_bytes(sources[number % 2], generator(number)))

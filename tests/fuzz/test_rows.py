@@ -14,6 +14,8 @@ from tests.fuzz.damage import damage_bytes, flip_bits
 from tests.fuzz.laws import fuzz, generator, one_sentence
 from tests.measure.synthetic import make_rows
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:

@@ -15,6 +15,8 @@ from quantkit.core.files import pretty_json, sha256_file
 from quantkit.job.bundles import LABEL, open_store
 from quantkit.job.manifest import APART
 
+pytestmark = pytest.mark.system
+
 OLD, NEW = "0a" * 32, "0b" * 32
 
 

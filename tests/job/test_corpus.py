@@ -242,5 +242,6 @@ class TestWrongTexts:
 
 
 @given(st.lists(st.one_of(st.just(""), st.text(st.characters(categories=["L", "P"]), min_size=1).map(lambda line: f" {line} \n"))))
+@pytest.mark.slow
 def test_rows_and_bytes_are_two_forms_of_one_text(rows: list[str]) -> None:
     assert rows_of(join_rows(rows)) == rows

@@ -315,6 +315,7 @@ def test_tiers_that_do_not_fall(base: Path) -> None:
     assert (line.state, "no smaller than Q6_K before it" in line.found) == ("warning", True)
 
 
+@pytest.mark.slow
 def test_substitutions_cost_bits(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "m.gguf", n_embd=288, n_ff=256, n_block=8)[0]
     protocol = with_tiers("Q8_0", "Q4_K_M", rules=())
@@ -347,6 +348,7 @@ def matrix_of(path: Path, base: Path, *, skip: str = "", rows: float = 1000.0) -
     (lambda path, _: path.write_bytes(b"junk"), "problem", "imatrix.gguf"),
     (lambda path, _: None, "problem", "cannot be read"),
 ])
+@pytest.mark.system
 def test_a_given_matrix(tmp_path: Path, base: Path, make: Callable[[Path, Path], Any], state: str, words: str) -> None:
     make(tmp_path / "imatrix.gguf", base)
     table = look(base, with_tiers("Q8_0", "IQ2_S", rules=()), options=RunOptions(imatrix=tmp_path / "imatrix.gguf"))
@@ -355,12 +357,14 @@ def test_a_given_matrix(tmp_path: Path, base: Path, make: Callable[[Path, Path],
     assert table.state("calibration text") == table.state("overlap of texts") == "not applicable"
 
 
+@pytest.mark.system
 def test_thin_entries_are_a_warning_where_types_can_do_without(tmp_path: Path, base: Path) -> None:
     line = look(base, with_tiers("Q4_K_M"), options=RunOptions(imatrix=matrix_of(tmp_path / "i.gguf", base, rows=3.0)))
     assert line.state("importance matrix") == "warning"
     assert "few rows behind" in line.lines["importance matrix"].found
 
 
+@pytest.mark.system
 def test_importances_that_are_not_needed_or_there_already(tmp_path: Path, base: Path) -> None:
     assert look(base, with_tiers("Q8_0", rules=())).lines["importance matrix"].found == "no tier uses importances"
     run = RunFolder(path=tmp_path / "run")

@@ -18,6 +18,8 @@ from quantkit.job.parts import read_parquet, write_parquet
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, write_imatrix
 from tests.measure.synthetic import make_rows
 
+pytestmark = pytest.mark.system
+
 LIMITS = Limits(address_bytes=4 * GIB, cpu_s=60, wall_s=60)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quantkit.core.errors import CheckFailed, InputError
+from quantkit.core.errors import CheckFailed, InputError, NoSpace
 from quantkit.core.files import pretty_json
 from quantkit.job.gate import GateResult, gate_runs, gate_store
 from quantkit.job.manifest import refresh_files
@@ -20,7 +21,10 @@ from quantkit.job.smoke import SmokeRecord
 from quantkit.job.verify import verify_bundle
 from quantkit.measure.numbers import Rows
 from quantkit.spec.protocol import Protocol, load_protocol
+from tests.faults.mounts import grow, small_disk
 from tests.job.bundles import base_rows_of, make_bundle, tier_rows
+
+pytestmark = pytest.mark.system
 
 
 def no_report(run: RunFolder) -> Mapping[str, bytes]:
@@ -237,3 +241,29 @@ def test_the_label_is_json_with_every_number(runs: Mapping[str, Path], protocol:
 
 def test_rows_of_the_generator_are_what_the_tests_take_them_for(rows: Rows) -> None:
     assert (len(np.unique(rows["chunk"])), len(np.unique(rows["article"]))) == (64, 16)
+
+
+@pytest.mark.parametrize(("unit", "step"), [("n_page", 16), ("n_inode", 2)])
+def test_a_store_on_a_disk_that_is_full_at_every_write(runs: Mapping[str, Path], protocol: Protocol, tmp_path: Path, unit: str,
+                                                       step: int) -> None:
+    """`current` leads to nothing, to the first bundle or to the second, and to a whole one; nothing half made is left."""
+    expected = gate_store(runs["better"], runs["incumbent"], protocol, tmp_path / "elsewhere", no_report)
+    faults = []
+    with small_disk(tmp_path / "disk", **{unit: step}) as disk:
+        store = disk / "store"
+        for n in range(2, 200):
+            try:
+                made = gate_store(runs["better"], None if (store / "current").exists() else runs["incumbent"], protocol, store,
+                                  no_report)
+                break
+            except NoSpace as error:
+                faults.append(str(error))
+            if store.exists():
+                assert [path.name for path in store.rglob(".*") if path.name != ".lock"] == []
+            if (store / "current").exists():
+                assert verify_bundle(store / "current", no_report, expected.incumbent).passed
+            grow(disk, **{unit: n * step})
+        assert (made.label, made.moved, made.candidate) == ("strict progress", True, expected.candidate)
+        assert snapshot(store) == snapshot(tmp_path / "elsewhere")
+    assert len(faults) > 10
+    assert all(re.fullmatch("the disk is full (while writing|at) .*: free some space and run again", fault) for fault in faults)

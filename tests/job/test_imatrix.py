@@ -157,6 +157,7 @@ def advance(self, n=1):
         os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
     bars.Lines.advance = advance
     sys.exit(run(sys.argv[1:]))
 """
@@ -524,6 +525,7 @@ class TestLeak:
             load_protocol("demo-v1", ["imatrix.corpus=demo-eval.txt"])
 
     @pytest.mark.parametrize("verb", ["imatrix", "run"])
+    @pytest.mark.system
     def test_passages_of_the_test_text_are_refused_before_any_work(self, tmp_path: Path, verb: str) -> None:
         measured = (DEMO / "demo-eval.txt").read_bytes()
         text = (DEMO / "demo-calibration.txt").read_bytes() + b"\n" + measured[3000:6000].lower().replace(b" , ", b", ")
@@ -571,6 +573,7 @@ class TestLeak:
         assert any("whether that is the text measured on is unknown" in note for note in listener.notes)
         assert "- Calibration: a given matrix, sha256 " in write_report(tmp_path / "run").markdown
 
+    @pytest.mark.system
     def test_a_missing_evaluation_text_is_noted_where_only_a_matrix_is_collected(self, tmp_path: Path,
                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "nothing").mkdir()

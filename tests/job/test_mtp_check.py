@@ -76,6 +76,7 @@ def test_a_sound_head_passes_and_every_key_is_there(check: Check, tier: Subject,
     assert record_from_json(MtpResult, held) == result
 
 
+@pytest.mark.slow
 def test_devices_are_recorded_and_a_protocol_may_fix_them(run: RunFolder, world: World, tier: Subject) -> None:
     asked = MtpOptions(offload=Offload(n_gpu_layers=20, main_gpu=1, tensor_split=(3.0, 1.0)))
     made = check_mtp(run, protocol(), Candidate.of(tier, None, None), TEXT, Silent(), asked).arithmetic
@@ -115,6 +116,7 @@ def test_a_state_that_is_not_rolled_back_is_a_defect(check: Check, tier: Subject
     assert (result.first_fork.difference or 0) > 1
 
 
+@pytest.mark.slow
 def test_a_fork_that_batch_shapes_explain_is_a_near_tie_and_passes(check: Check, tier: Subject, world: World) -> None:
     world.trunk = {"shape_noise": 0.6}
     result = check(tier)
@@ -143,6 +145,7 @@ def test_a_head_that_is_never_right_is_dead_though_the_text_is_right(check: Chec
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_drafts_that_are_never_accepted_are_a_dead_head_even_where_first_guesses_are_right(check: Check, tier: Subject,
                                                                                          world: World) -> None:
     world.right = lambda position: False
@@ -150,6 +153,7 @@ def test_drafts_that_are_never_accepted_are_a_dead_head_even_where_first_guesses
         require_passed(check(tier))
 
 
+@pytest.mark.slow
 def test_a_head_far_under_the_unquantized_one_is_dead(check: Check, tier: Subject, base: Subject, world: World) -> None:
     world.teacher_right = {"tier.gguf": 0.3, "base.gguf": 0.9}
     result = check(tier, None, base)
@@ -161,6 +165,7 @@ def test_a_head_far_under_the_unquantized_one_is_dead(check: Check, tier: Subjec
         require_passed(result)
 
 
+@pytest.mark.slow
 def test_the_bases_own_head_is_not_compared_with_itself(check: Check, tier: Subject, base: Subject) -> None:
     assert check(tier, base, base).reference is None
 
@@ -252,6 +257,7 @@ def test_a_head_that_costs_more_than_it_gives_is_best_left_off(check: Check, tie
     assert speed_of(run).best_n_draft == 0
 
 
+@pytest.mark.slow
 def test_no_time_is_in_the_bundles_record(check: Check, tier: Subject, world: World, run: RunFolder) -> None:
     first = check(tier)
     before = mtp_path(run, "Q8_0").read_bytes()
@@ -262,6 +268,7 @@ def test_no_time_is_in_the_bundles_record(check: Check, tier: Subject, world: Wo
     assert speed_of(run).plain.decode_tokens_per_s == pytest.approx(1 / 7)
 
 
+@pytest.mark.slow
 def test_a_check_that_stands_is_not_made_again(check: Check, tier: Subject, world: World) -> None:
     check(tier)
     n_opened = len(world.opened)
@@ -271,6 +278,7 @@ def test_a_check_that_stands_is_not_made_again(check: Check, tier: Subject, worl
     assert len(world.opened) > n_opened
 
 
+@pytest.mark.slow
 def test_the_text_does_not_depend_on_what_the_head_says(check: Check, tier: Subject, world: World, run: RunFolder) -> None:
     first = check(tier)
     mtp_path(run, "Q8_0").unlink()
@@ -299,6 +307,7 @@ def test_an_arm_that_does_not_repeat_itself_is_told(check: Check, tier: Subject,
         require_passed(result)
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_one_way_is_closed_before_the_other_opens(check: Check, tier: Subject, world: World) -> None:
     first = check(tier)
     world.opened.clear()

@@ -68,6 +68,7 @@ def test_split_then_graft_is_the_same_file(tmp_path: Path, n_nextn: int) -> None
     assert (made.size_bytes, made.notes) == (model.stat().st_size, ())
 
 
+@pytest.mark.slow
 def test_real_model_survives_the_round_trip(tiny_model: Path, tmp_path: Path) -> None:
     split_model(tiny_model, tmp_path / "trunk.gguf", tmp_path / "head.gguf")
     graft_head(tmp_path / "trunk.gguf", tmp_path / "head.gguf", tmp_path / "again.gguf")

@@ -73,6 +73,7 @@ def test_the_ladders_own_head_is_named_after_the_model_and_its_type(base: Subjec
         assert separate_head(run, pool, protocol(f"plan.mtp_mode={mode}"), base, "tiny", Silent(), None) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_tiers_are_checked_with_their_own_head_or_the_ladders(base: Subject, run: RunFolder, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
@@ -84,6 +85,7 @@ def test_tiers_are_checked_with_their_own_head_or_the_ladders(base: Subject, run
     assert {"draft whole.gguf whole.gguf", "draft trunk.gguf head.gguf"} <= set(world.opened)
 
 
+@pytest.mark.slow
 def test_one_tier_that_fails_leaves_the_others_whole(base: Subject, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                      ) -> None:
     world = World(teacher_right={"dead.gguf": 0.0})

@@ -74,6 +74,7 @@ def test_text_that_repeats_itself_is_timed_too(world: World, tier: Subject, run:
     assert time_tier(run, protocol(), tier, BUILD, TEXT, Silent()).plain.decode_tokens_per_s == 1.0
 
 
+@pytest.mark.slow
 def test_what_was_timed_is_not_timed_again_unless_something_changed(world: World, tier: Subject, run: RunFolder) -> None:
     progress = Notes()
     first = time_tier(run, protocol(), tier, BUILD, TEXT, progress)

@@ -89,6 +89,7 @@ def test_parquet_holds_the_same_bits_and_equal_rows_give_equal_bytes(tmp_path: P
     assert metadata == {"a": "1", "b": "2"}
 
 
+@pytest.mark.system
 def test_what_is_no_rows_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InputError, match="is not a rows file of an audit"):

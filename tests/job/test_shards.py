@@ -73,6 +73,7 @@ def test_shards_may_be_dealt_anew(model: Path) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(max_bytes=st.integers(53_000, 260_000), alignment=st.sampled_from([8, 32, 64]), seed=st.integers(0, 3))
+@pytest.mark.slow
 def test_law_of_split_and_merge(tmp_path: Path, max_bytes: int, alignment: int, seed: int) -> None:
     """Whatever the limit: below it, in order, and merged again the same metadata and bytes."""
     folder = tmp_path / f"{max_bytes}-{alignment}-{seed}"

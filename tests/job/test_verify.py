@@ -21,6 +21,8 @@ from quantkit.job.verify import verify_bundle
 from quantkit.job.verify_findings import Verification
 from tests.job.bundles import base_rows_of, make_bundle, tier_rows
 
+pytestmark = pytest.mark.system
+
 
 def no_report(run: RunFolder) -> Mapping[str, bytes]:
     return {}

@@ -88,6 +88,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"GGUF", b"\xff" * 4096], ids=["empty", "a zero", "four letters", "ones"])
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
+@pytest.mark.system
 def test_a_file_of_nothing_is_one_clear_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                               model: Path, words: list[str], content: bytes) -> None:
     monkeypatch.chdir(tmp_path)

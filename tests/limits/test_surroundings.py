@@ -17,6 +17,8 @@ from quantkit.job.progress import Silent
 from quantkit.spec.protocol import load_protocol
 from tests.gguf_factory import tiny_model
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["eval.chunks=spread", "eval.n_chunk=8"]
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -44,6 +44,7 @@ def test_nothing_drafted_has_no_rate_and_not_zero() -> None:
 
 @settings(max_examples=40)
 @given(texts=TEXTS)
+@pytest.mark.slow
 def test_positions_add_up_to_the_totals(texts: list[list[VerifyStep]]) -> None:
     found = count_acceptance(texts, 4)
     assert sum(p.n_accepted for p in found.acceptance_by_position) == found.n_accepted
@@ -55,6 +56,7 @@ def test_positions_add_up_to_the_totals(texts: list[list[VerifyStep]]) -> None:
 
 @settings(max_examples=40)
 @given(texts=TEXTS)
+@pytest.mark.slow
 def test_the_order_of_steps_and_texts_does_not_matter(texts: list[list[VerifyStep]]) -> None:
     turned = count_acceptance([list(reversed(text)) for text in reversed(texts)], 4)
     found = count_acceptance(texts, 4)

@@ -24,6 +24,7 @@ def best_by_trying(items: list[list[Option]], budget: int) -> float:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-7])
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_no_allocation_within_the_budget_is_cheaper(seed: int, scale: float) -> None:
     items = random_items(seed, scale=scale)
     budget = sum(min(o.size_bytes for o in options) for options in items) + 8000

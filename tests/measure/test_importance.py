@@ -54,6 +54,7 @@ def test_a_legacy_entry_counts_calls_and_is_never_short_of_rows() -> None:
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(0, 1000, width=32)),
        st.integers(32, 1000))
+@pytest.mark.slow
 def test_laws(sums: npt.NDArray[np.float32], count: int) -> None:
     whole = ImatrixEntry(in_sum2=sums, counts=np.full(len(sums), count, np.float32))
     found = describe_entry(NAME, whole)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from quantkit.measure.ngrams import SharedNgrams, shared_ngrams
 
 TEXT = b"one two three four five six seven eight nine ten"
@@ -35,6 +37,7 @@ def test_a_text_shorter_than_n_words_shares_nothing() -> None:
     assert shared_ngrams(b"", b"", 13) == SharedNgrams(0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_calibration_text_of_the_tests_is_not_the_evaluation_text(shared: Path) -> None:
     calibration = (shared / "corpus" / "calibration.txt").read_bytes()
     evaluation = (shared / "corpus" / "wiki.test.raw").read_bytes()

@@ -88,6 +88,7 @@ def test_what_has_no_ratio_says_why() -> None:
     assert compare_to_floors({}, {}, factor=2) == ()
 
 
+@pytest.mark.slow
 def test_a_tier_at_the_factor_is_rarely_called_indistinguishable() -> None:
     """1,000 tiers whose KLD is twice their floor in the long run: at most 5 % and its Monte Carlo error pass a factor of 2."""
     rng = np.random.default_rng(11)

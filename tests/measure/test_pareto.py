@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def test_intervals_must_be_apart() -> None:
 
 
 @given(st.lists(st.builds(Choice, SIZES, st.integers(1, 5).map(float)), min_size=1, max_size=8))
+@pytest.mark.slow
 def test_laws(choices: list[Choice]) -> None:
     standings = by_margin(choices, 0)
     assert any(s.on_front for s in standings)

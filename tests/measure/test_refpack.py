@@ -124,6 +124,7 @@ def test_the_kld_is_that_of_head_and_bucket_and_with_the_tail_the_whole() -> Non
     assert (scores.tail_kld[packed.full] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_rounding_of_weights_is_below_a_millionth_of_a_mean() -> None:
     base = np.concatenate([draw(2.0, seed, 0.1)[0] for seed in range(20)])
     tier = np.concatenate([draw(2.0, seed, 0.1)[2] for seed in range(20)])
@@ -197,6 +198,7 @@ def test_a_shortfall_without_rows_or_tails(mean: float, masses: list[float], kld
     assert tuple(estimate_shortfall(mean, np.array(masses), np.array(klds))) == expected
 
 
+@pytest.mark.slow
 def test_the_estimate_is_within_its_error_of_the_truth() -> None:
     deviations = []
     for seed in range(12):

@@ -18,6 +18,7 @@ def numbers(*values: int) -> Numbers:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=200))
+@pytest.mark.slow
 def test_numbers_come_back(values: list[int]) -> None:
     data = encode_numbers(numbers(*values))
     decoded = decode_numbers(b"xy" + data + b"z", 2, len(values))
@@ -68,6 +69,7 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 99), min_size=1), min_size=1, max_size=5))
+@pytest.mark.slow
 def test_ids_come_back(rows: list[set[int]]) -> None:
     ids = [np.array(sorted(row), np.int32) for row in rows]
     gaps = np.concatenate([id_gaps(row) for row in ids])

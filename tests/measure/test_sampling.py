@@ -47,12 +47,14 @@ def test_of_equal_tokens_the_smaller_id_comes_first() -> None:
     assert candidates(np.zeros(5, np.float32), sampler(top_p=0.5)).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     p = np.array([0.5, 0.3, 0.15, 0.05])
     drawn = np.bincount([choose(row(*p), position, sampler()) for position in range(4_000)], minlength=4) / 4_000
     assert np.abs(drawn - p).max() < 4 * np.sqrt(0.25 / 4_000)
 
 
+@pytest.mark.slow
 def test_temperature_sharpens() -> None:
     p = np.array([0.6, 0.4])
     drawn = np.mean([choose(row(*p), position, sampler(temperature=0.5)) == 0 for position in range(4_000)])

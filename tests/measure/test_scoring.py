@@ -207,6 +207,7 @@ logit_rows = st.lists(st.floats(-90, 90, width=32), min_size=2, max_size=40)
 
 @settings(max_examples=150, deadline=None)
 @given(logit_rows, st.integers(0, 2**32 - 1), st.floats(0, 8))
+@pytest.mark.slow
 def test_kld_is_never_negative_beyond_rounding(values: list[float], seed: int, noise: float) -> None:
     base = np.array([values], np.float32)
     tier = (base + np.random.default_rng(seed).standard_normal(base.shape) * noise).astype(np.float32)
@@ -219,6 +220,7 @@ def test_kld_is_never_negative_beyond_rounding(values: list[float], seed: int, n
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-2000, 2000), min_size=2, max_size=30), st.integers(-4000, 4000), st.integers(-4000, 4000))
+@pytest.mark.slow
 def test_shifting_logits_changes_nothing(values: list[int], shift_base: int, shift_tier: int) -> None:
     base = np.array([values], np.float32) / np.float32(64)  # sums with the shifts are exact in float32
     tier = base[:, ::-1].copy()

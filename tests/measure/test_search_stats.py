@@ -125,6 +125,7 @@ def test_few_articles_compare_nothing_and_thin_tails_are_left_out() -> None:
     assert {o.name: o.verdict for o in compare_plans(thin, scaled(thin, 0.5), MARGINS, 0.0152)}["kld_p999"] == "not compared"
 
 
+@pytest.mark.slow
 def test_a_useless_improvement_that_was_picked_on_the_search_chunks_is_rejected() -> None:
     """24 plans that differ by noise alone, the best on the search articles is proposed; fresh articles do not commit it."""
     committed = 0

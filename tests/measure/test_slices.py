@@ -44,6 +44,7 @@ def test_every_text_has_a_class(text: bytes, special: bool) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_each_cut_holds_every_token_once(seed: int) -> None:
     rows = make_rows(n_article=7, n_chunk=2, n_pos=13, seed=seed)
     rows["entropy_base"][:3] = [-1e-16, 0.0, 1e9]

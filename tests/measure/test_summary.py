@@ -267,6 +267,7 @@ def test_parts_in_any_order_give_the_same_bits() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_permuting_tokens_inside_chunks_leaves_the_clustered_errors(seed: int) -> None:
     rows = make_rows()
     rng = np.random.default_rng(seed)

@@ -151,6 +151,7 @@ def test_rows_of_other_tokens_or_another_base_are_refused(column: str) -> None:
         pair(a, b[:-1])
 
 
+@pytest.mark.slow
 def test_false_verdicts_are_as_rare_as_promised() -> None:
     """1,000 pairs of tiers that are equal in the long run: at most 5 % and its Monte Carlo error are told apart."""
     rng = np.random.default_rng(7)

@@ -132,6 +132,7 @@ def test_check_finds_a_block_that_is_out_of_date(run: RunFolder) -> None:
         check_card(card, run.path)
 
 
+@pytest.mark.slow
 def test_cli_prints_a_card_and_says_what_the_hub_wants(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantkit.report.run_report.draw_run", lambda data: {})
     words = [str(run.path), "--card", "--license", "mit"]

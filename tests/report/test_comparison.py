@@ -17,6 +17,8 @@ from quantkit.job.rundir import RunFolder
 from quantkit.report.comparison import compare_run_folders, comparison_csv, comparison_json, comparison_md
 from tests.report.run_factory import change_json, make_run
 
+pytestmark = pytest.mark.system
+
 
 def other_bytes(run: RunFolder, tier: str, sha256: str, size_bytes: int) -> None:
     tiers = json.loads(run.manifest.read_bytes())["tiers"]

@@ -28,6 +28,8 @@ from tests.report.run_factory import change_json, make_plan, make_run
 from tests.report.test_mtp_report import RESULT
 from tests.report.test_run_report import add_verdicts
 
+pytestmark = pytest.mark.system
+
 EVIL = "</style></script><script>alert(1)</script><img src=x onerror=alert(2)> \" onmouseover=\"alert(3) \u202egpj"
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="5"><rect width="8" height="5"/></svg>'
 PICTURE = Picture(b"", SVG, "Mean KLD")

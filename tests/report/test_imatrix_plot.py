@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from quantkit.measure.importance import TensorImportance, describe_importances
 from quantkit.report.imatrix_plot import draw_importances
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry
+
+pytestmark = pytest.mark.system
 
 
 def tensors(*names: str) -> tuple[TensorImportance, ...]:

@@ -148,6 +148,7 @@ def test_matrix_csv_is_full_precision_and_empty_where_undefined() -> None:
     assert second.split(",")[8] == ""
 
 
+@pytest.mark.slow
 def test_matrix_pictures_are_the_same_bytes_twice(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_matrix(RunFolder(path=tmp_path / name), [CELL, FAILED])

@@ -54,6 +54,7 @@ def test_what_was_not_measured_is_empty_and_what_is_undefined_is_missing(tmp_pat
     assert not isinstance(run.tiers["n_scored"].dtype, pd.Float64Dtype)
 
 
+@pytest.mark.system
 def test_the_package_knows_it_and_loads_nothing_for_it() -> None:
     code = ("import sys, quantkit\nassert 'load_run' in dir(quantkit)\nassert 'quantkit.report' not in sys.modules\n"
             "quantkit.load_run\nassert 'pandas' not in sys.modules\nprint(quantkit.load_run.__module__)")

@@ -32,6 +32,8 @@ from quantkit.spec.records import Estimate
 from quantkit.spec.verdict_records import Slice, Slices
 from tests.report.test_mtp_report import RESULT, TEACHER
 
+pytestmark = pytest.mark.system
+
 CAPTION = Caption(subtitle="Qwen3.6-27B-BF16.gguf, 50.11 GiB · wiki.test.raw", footer="quantkit · result 69363bc9a00f")
 HOSTILE = ["$x^2$ & <b>", "名前 モデル", "a\nb\x1b[31m", "%s {0} \\frac{1}", "Ω-é-ñ", "\u202eevil"]
 

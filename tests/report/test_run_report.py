@@ -35,6 +35,8 @@ from tests.report.document import Document
 from tests.report.run_factory import TIERS, add_speed, change_json, make_run
 from tests.report.test_mtp_report import drafts, speed
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 ALL = report_names(["report/retention.md"])
 _EXTRA = ("by_slice", "kld_by_text", "mtp", "speed")

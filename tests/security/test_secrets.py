@@ -89,8 +89,8 @@ def test_an_error_that_quotes_the_request_is_cleaned(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hub._api, "repo_info", fail)
     with pytest.raises(EnvironmentFault) as caught:
         hub.head()
-    assert str(caught.value) == ("asking for user/model failed: OSError: POST https://***@hub.example/x?sig=*** with Bearer hf_***; "
-                                 "run the same command again to go on from there")
+    assert str(caught.value) == ("asking for user/model failed: OSError: POST https://***@hub.example/x?sig=*** with Bearer "
+                                 "hf_***; run the same command again to go on from there")
 
 
 def test_an_error_of_the_data_sets_library_is_cleaned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_table_equals_gguf(tmp_path: Path, big_endian: bool, alignment: int) -> 
     assert (big_endian, alignment) == (header.big_endian, header.alignment)
 
 
+@pytest.mark.slow
 def test_models_equal_gguf(shared: Path) -> None:
     import gguf
 
@@ -233,6 +234,7 @@ def test_not_a_file(tmp_path: Path) -> None:
     ([raw_key("a", STRING, struct.pack("<Q", 20 << 20) + bytes(20 << 20)), raw_key("b", STRING, struct.pack("<Q", 20 << 20))],
      "at most 32.00 MiB of text in the metadata, but the value of 'b' goes beyond"),
 ], ids=["2 G strings", "32 G bytes", "1 M empty strings", "33 MiB of text", "40 MiB of text in two"])
+@pytest.mark.slow
 def test_huge_claims_are_met_soon(tmp_path: Path, keys: list[bytes], expected: str) -> None:
     """A file with a hole is as long as it likes, so the file's size bounds nothing."""
     path = tmp_path / "hole.gguf"
@@ -328,6 +330,7 @@ def test_get_names_the_key(tmp_path: Path) -> None:
 
 @settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32), n=st.integers(1, 8), cut=st.booleans())
+@pytest.mark.slow
 def test_no_mutation_escapes(tmp_path: Path, mutants: bytes, seed: int, n: int, cut: bool) -> None:
     """Any bytes changed, and the end cut off at times: an answer inside the file, or a `GgufError` that names it, soon."""
     rng = random.Random(seed)

@@ -78,6 +78,7 @@ def test_merged_orders_hold_every_name_once_and_keep_the_firsts_order(first: lis
 
 @given(whole=st.lists(st.integers(0, 99).map(str), unique=True, max_size=20),
        keep=st.lists(st.booleans(), min_size=20, max_size=20))
+@pytest.mark.slow
 def test_an_order_that_was_taken_apart_comes_back_where_anchors_tell_it(whole: list[str], keep: list[bool]) -> None:
     """Names only one side has stand between the names that both have: the first's before the second's."""
     both = {name for name, kept in zip(whole, keep, strict=False) if kept}

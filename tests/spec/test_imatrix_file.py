@@ -283,6 +283,7 @@ class TestFloored:
 
     @given(hnp.arrays(np.float32, (3, 4), elements=st.floats(0, 2.0**100, width=32)),
            hnp.arrays(np.float32, 3, elements=st.integers(0, 5).map(float)))
+    @pytest.mark.slow
     def test_nothing_is_zero_and_what_was_not_is_unchanged(self, sums: Any, counts: Any) -> None:
         e = ImatrixEntry(in_sum2=sums, counts=counts)
         values, before = floored(e, 1e-3).values, importances(e)

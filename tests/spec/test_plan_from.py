@@ -36,6 +36,7 @@ def rules(model: ModelInfo) -> list[tuple[str, str, str]]:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), n_nextn=st.sampled_from([0, 1]), n_expert=st.sampled_from([0, 2]), tied=st.booleans())
+@pytest.mark.slow
 def test_law_of_giving_the_file_again(data: st.DataObject, n_nextn: int, n_expert: int, tied: bool) -> None:
     """Whatever types the matrices have."""
     base = tiny(n_embd=256, n_ff=256, n_block=3, n_nextn=n_nextn, n_expert=n_expert, tied=tied)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def plan_of(case: Case) -> Plan:
 
 @few
 @given(any_case())
+@pytest.mark.slow
 def test_every_tensor_has_exactly_one_type_that_fits_its_rows(case: Case) -> None:
     plan = plan_of(case)
     assert [row.name for row in plan.rows] == [t.name for t in case[0].header.tensors]
@@ -95,6 +97,7 @@ def test_sizes_are_sums_of_parts(case: Case) -> None:
 
 @few
 @given(any_case())
+@pytest.mark.slow
 def test_floors_are_never_undercut(case: Case) -> None:
     plan = plan_of(case)
     for floor in (r for r in case[2] if r.at_least and not r.layers and r.match == "*"):
@@ -104,12 +107,14 @@ def test_floors_are_never_undercut(case: Case) -> None:
 
 @few
 @given(any_case())
+@pytest.mark.slow
 def test_a_changed_type_is_never_smaller(case: Case) -> None:
     assert all(bits(row.type) >= bits(row.wanted) for row in plan_of(case).rows if row.type != "F16")
 
 
 @few
 @given(any_case(), st.sampled_from(["ffn_down", "blk.1.", "attn"]))
+@pytest.mark.slow
 def test_what_lacks_importances_needs_none(case: Case, without: str) -> None:
     matrix = lengths(case[0], without=without)
     plan = try_resolve(case, imatrix=matrix)
@@ -121,6 +126,7 @@ def test_what_lacks_importances_needs_none(case: Case, without: str) -> None:
 
 @few
 @given(any_case())
+@pytest.mark.slow
 def test_json_round_trip(case: Case) -> None:
     plan = plan_of(case)
     assert Plan.from_json(json.loads(canonical_json(plan.to_json()))) == plan

@@ -112,6 +112,7 @@ class TestReading:
         with pytest.raises(ProtocolError, match="at most 4194304 bytes"):
             parse_protocol(b"#" * (5 << 20))
 
+    @pytest.mark.slow
     def test_a_plan_of_two_thousand_rules(self) -> None:
         rule = {"match": "blk.*.attn_q.weight", "layers": "", "type": "", "at_least": "Q5_K", "optional": True}
         whole = with_settings(("plan.tiers[3].rules", [{**rule, "layers": str(i)} for i in range(2000)]))
@@ -254,6 +255,7 @@ class TestIds:
 
     @given(st.randoms(use_true_random=False))
     @settings(max_examples=10)
+    @pytest.mark.slow
     def test_the_order_of_keys_does_not_matter(self, rng: random.Random) -> None:
         assert parse_protocol(write_toml(shuffled(table(), rng)).encode()).ids() == GUARDED.ids()
 
@@ -471,6 +473,7 @@ class TestLadders:
     def test_guarded_sizes_fall(self, model: ModelInfo) -> None:
         assert_sizes_fall(model)
 
+    @pytest.mark.slow
     def test_guarded_sizes_fall_on_27b(self, shared: Path) -> None:
         assert_sizes_fall(shape_of_27b(shared, mtp=False))
         assert_sizes_fall(shape_of_27b(shared, mtp=True))

@@ -113,6 +113,7 @@ trees = st.builds(Tree, schema=st.just(1), kind=st.sampled_from(["oak", "elm"]),
 
 @given(trees)
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_written_toml_reads_back(tree: Tree) -> None:
     text = write_toml(record_to_table(tree))
     assert read_record(Tree, tomllib.loads(text)) == tree

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quantkit.core.errors import CheckFailed, EnvironmentFault, InputError
-from quantkit.core.files import FolderLock, require_space, sha256_file, sync_folder, write_atomic
+from quantkit.core.files import FolderLock, require_space, sha256_file, sync_folder, telling_full, write_atomic
 from quantkit.core.units import MIB
 from quantkit.job.hub.client import Hub, RemoteFile
 from quantkit.job.hub.names import MANIFEST, MAX_MANIFEST_BYTES, Entry, add_apart, read_listing
@@ -45,7 +45,7 @@ def fetch(repo_id: str, target: Path, progress: Progress, *, revision: str | Non
     Raises:
         InputError: no such repository, no bundle in it, names that lead elsewhere, or other files in the way.
         CheckFailed: the repository does not hold what its own manifest lists.
-        EnvironmentFault: the download failed or was damaged; the same command goes on from there.
+        EnvironmentFault: the download failed or was damaged, or the disk is full; the same command goes on from there.
     """
     hub = Hub(repo_id)
     commit = hub.require_head(revision)
@@ -61,7 +61,7 @@ def fetch(repo_id: str, target: Path, progress: Progress, *, revision: str | Non
     _check_remote(listing.entries, remote, where)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"expected a folder to fetch into, got {target}, which is a file or a link: choose another path")
-    with FolderLock(target):
+    with FolderLock(target), telling_full(target):
         missing = [entry for entry in listing.entries if not _is_there(target, entry, force=force)]
         if (target / MANIFEST).exists() and (target / MANIFEST).read_bytes() != manifest and not force:
             raise InputError(f"{target} holds another bundle: choose another folder, or pass --force to replace its files")
@@ -70,9 +70,10 @@ def fetch(repo_id: str, target: Path, progress: Progress, *, revision: str | Non
         for entry in missing:
             fetch_file(hub, remote[entry.path], commit, target, entry, progress)
         progress.finish()
-        if apart is not None:
-            write_atomic(_plain_path(target, APART), apart)
-        write_atomic(_plain_path(target, MANIFEST), manifest)
+        for name, data in ((APART, apart), (MANIFEST, manifest)):
+            path = _plain_path(target, name)
+            if data is not None and not (path.is_file() and path.read_bytes() == data):
+                write_atomic(path, data)
     return Fetched(listing.result_id, commit, len(listing.entries), len(listing.entries) - len(missing),
                    sum(entry.size_bytes for entry in listing.entries))
 
@@ -101,8 +102,8 @@ def _check_remote(entries: tuple[Entry, ...], remote: Mapping[str, RemoteFile], 
             problems.append(f"{entry.path} has another sha256")
     if problems:
         raise CheckFailed(f"the repository does not hold what the {where} lists: {'; '.join(problems[:5])}"
-                          + (f" and {len(problems) - 5} more" if len(problems) > 5 else "") + "; ask who published it to "
-                                                                                              "publish it again")
+                          + (f" and {len(problems) - 5} more" if len(problems) > 5 else "")
+                          + "; ask who published it to publish it again")
 
 
 def _is_there(target: Path, entry: Entry, *, force: bool) -> bool:

@@ -77,6 +77,7 @@ def test_a_split_model_is_one_file_of_several_parts(tmp_path: Path) -> None:
         find_model(file)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_nowhere_here_comes_from_the_hub_once(hub: HubServer, tmp_path: Path) -> None:
     data = tiny_model(tmp_path / "published.gguf")[0].read_bytes()
     hub.add("user/model", {"quants/other-name.gguf": data, "m.gguf": b"x" * 2000})

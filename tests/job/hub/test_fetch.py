@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from quantkit.core.errors import CheckFailed, EnvironmentFault, InputError
+from quantkit.core.errors import CheckFailed, EnvironmentFault, InputError, NoSpace
 from quantkit.job.hub import fetch as module
 from quantkit.job.hub.fetch import Fetched, fetch
 from quantkit.job.hub.publish import plan_publish, publish
 from quantkit.job.manifest import APART
 from quantkit.job.progress import Silent
+from tests.faults.mounts import grow, small_disk
 from tests.hub_server import HubServer
 from tests.job.hub.conftest import RESULT_ID, list_anew, list_apart
 
+pytestmark = pytest.mark.system
+
 REPO = "user/model"
 MODEL = "quants/m-Q8_0.gguf"
+FULL = "the disk is full (while writing|at) .*: free some space and run again"
 
 
 @pytest.fixture
@@ -238,3 +243,34 @@ def test_a_repository_without_a_bundle_is_told(hub: HubServer, target: Path) -> 
 def test_a_missing_revision_is_told(published: HubServer, target: Path) -> None:
     with pytest.raises(EnvironmentFault, match="asking for user/model failed: RevisionNotFoundError"):
         get(target, revision="none")
+
+
+@pytest.mark.parametrize(("unit", "step"), [("n_page", 20), ("n_inode", 1)])
+def test_a_disk_that_is_full_at_every_write(published: HubServer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            unit: str, step: int) -> None:
+    """Nothing has its name before it is whole, the manifest comes last, and what was there is not fetched again."""
+    monkeypatch.setattr(module, "require_space", lambda *_: None)  # somebody else takes the room meanwhile
+    whole = bundle(run)
+    faults = []
+    with small_disk(tmp_path / "disk", **{unit: step}) as disk:
+        for n in range(2, 100):
+            try:
+                get(disk / "fetched")
+                break
+            except NoSpace as error:
+                faults.append(str(error))
+            held = contents(disk / "fetched") if (disk / "fetched").is_dir() else {}
+            assert "manifest.json" not in held
+            assert {name: data for name, data in held.items() if not name.endswith(".part")}.items() <= whole.items()
+            grow(disk, **{unit: n * step})
+        assert contents(disk / "fetched") == whole
+        assert get(disk / "fetched").n_kept == 7
+    assert len(faults) > 3
+    assert all(re.fullmatch(FULL, fault) for fault in faults)
+
+
+def test_too_little_room_is_told_before_the_first_byte(published: HubServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", n_page=4) as disk:
+        with pytest.raises(NoSpace, match=r"fetching user/model needs .*, but .* free: free some space"):
+            get(disk / "fetched")
+        assert contents(disk / "fetched") == {}

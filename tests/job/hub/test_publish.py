@@ -16,6 +16,8 @@ from quantkit.job.rundir import read_json
 from tests.hub_server import HubServer
 from tests.job.hub.conftest import RESULT_ID, list_anew, list_apart
 
+pytestmark = pytest.mark.system
+
 REPO = "user/model"
 LARGE = ["quants/m-Q4_K.gguf", "quants/m-Q8_0.gguf"]
 SMALL = ["audit/Q8_0/rows.parquet", "plan/Q8_0.json", "protocol.toml", "report/retention.md"]

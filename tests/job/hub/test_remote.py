@@ -42,6 +42,7 @@ def test_a_large_file_costs_its_header(hub: HubServer, tmp_path: Path) -> None:
     assert (here.metadata, here.tensors, here.file_bytes) == (there.metadata, there.tensors, there.file_bytes)
 
 
+@pytest.mark.slow
 def test_a_long_header_is_read_on_and_its_size_is_tried_first_the_next_time(hub: HubServer, tmp_path: Path) -> None:
     for name in ("a", "b"):
         tiny_gguf(tmp_path / f"{name}.gguf", {"a.weight": ((1024, 1024), "F32")}, {"x": "y" * (3 * MIB)})
