@@ -61,7 +61,7 @@ def write_files(pool: WorkerPool, base: Path, protocol: Protocol, done: SearchOu
             path = files[name, kind] = folder / f"{name}-{kind}.gguf"
             if not path.exists():
                 ready = prepare_importances(imatrix, matrix, sorted(plan.overrides()), protocol.imatrix.zero_floor)
-                quantize_tier(pool, subject, plan, path, ready, progress)
+                quantize_tier(pool, subject.model, plan, path, ready, progress)
     return files
 
 

@@ -23,7 +23,7 @@ VERBS = {
     "show": "What a GGUF file is, from its header.",
     "plan": "The type that every tensor of a tier gets, by which rule, and the exact size.",
     "imatrix": "Collect an importance matrix; merge or show some.",
-    "quantize": "Write one tier.",
+    "quantize": "Write one tier, or several side by side.",
     "audit": "Measure files that are there, whoever made them.",
     "mtp": "Split, graft and check MTP heads.",
     "report": "The tables of a run.",

@@ -73,7 +73,7 @@ def _quantize(pool: WorkerPool, source: Subject, kind: str, target: Path, progre
     plan = resolve_plan(source.model, tier, _NO_RULES, lengths)
     for note in plan.notes():
         progress.note(f"{target.name}: {note}")
-    quantize_tier(pool, source, plan, target, importances, progress, force=True)
+    quantize_tier(pool, source.model, plan, target, importances, progress, force=True)
 
 
 def _ftype_of(kind: str) -> str:

@@ -14,10 +14,11 @@ from quantkit.core.files import atomic_path, refuse_overwrite, require_space, sh
 from quantkit.core.units import MIB
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.quantizer import QuantizeProgress, quantize
-from quantkit.job.evaluation import Subject, n_cores
+from quantkit.job.evaluation import n_cores
 from quantkit.job.progress import Progress
 from quantkit.job.tensor_check import TensorError, check_quantized
 from quantkit.spec.imatrix_file import Imatrix, base_names, floored
+from quantkit.spec.model import ModelInfo
 from quantkit.spec.plan import Plan, as_mapping
 from quantkit.spec.tensor_types import FTYPES, TENSOR_TYPES
 
@@ -69,7 +70,7 @@ def prepare_importances(path: Path, imatrix: Imatrix, names: Sequence[str], zero
                        missing_experts=missing)
 
 
-def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, importances: Importances | None, progress: Progress,
+def quantize_tier(pool: WorkerPool, base: ModelInfo, plan: Plan, target: Path, importances: Importances | None, progress: Progress,
                   *, force: bool = False, n_threads: int = 0) -> QuantizedTier:
     """Quantize under a temporary name, validate, rename.
 
@@ -83,8 +84,8 @@ def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, imp
         NoSpace: the file will not fit.
         EngineError, EngineCrash: the library failed, or wrote something else than planned; the target is as it was before.
     """
-    refuse_overwrite(target, base.model.header.parts, force=force)
-    header_bytes = base.model.header.data_offset[0] + MIB
+    refuse_overwrite(target, base.header.parts, force=force)
+    header_bytes = base.header.data_offset[0] + MIB
     require_space(target.parent, plan.tensor_bytes + header_bytes, f"tier {plan.tier}")
     progress.start(f"quantize {plan.tier}", len(plan.rows))
     done = 0
@@ -96,14 +97,14 @@ def quantize_tier(pool: WorkerPool, base: Subject, plan: Plan, target: Path, imp
 
     with atomic_path(target) as temp:
         try:
-            pool.call(f"quantize {plan.tier}", quantize, on_item=advance, source=base.path, target=temp,
+            pool.call(f"quantize {plan.tier}", quantize, on_item=advance, source=base.header.path, target=temp,
                       ftype=FTYPES[plan.ftype].id, n_threads=n_threads or n_cores(),
                       patterns={o.pattern: TENSOR_TYPES[o.type].id for o in plan.override_patterns()},
                       imatrix=importances.values if importances else {}, metadata=_provenance(importances))
         except EngineError as error:
             tell_no_room(target, plan.tensor_bytes - (temp.stat().st_size if temp.exists() else 0), error)
             raise
-        errors = check_quantized(base.model.header, temp, as_mapping(plan.rows))
+        errors = check_quantized(base.header, temp, as_mapping(plan.rows))
         sha256, size_bytes = sha256_file(temp), temp.stat().st_size
     progress.advance(len(plan.rows) - done)
     progress.finish()

@@ -203,7 +203,7 @@ class _Recheck:
         importances, lengths = self._importances(record, plan)
         self._check_plan(plan, lengths)
         write_tier(self._scratch, self._protocol, self._base, tier, target, lambda path: quantize_tier(
-            self._pool, self._base, plan, path, importances, self._progress, force=True))
+            self._pool, self._base.model, plan, path, importances, self._progress, force=True))
 
     def _importances(self, record: Mapping[str, Any], plan: Plan) -> tuple[Importances | None, dict[str, int]]:
         if record["imatrix_sha256"] is None:

@@ -6,9 +6,10 @@ on half the cores each waste less of them, the more so the smaller the tensors. 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,14 +62,23 @@ def n_side(header: GgufHeader, n_job: int, n_cores: int, memory_bytes: int | Non
     return max(1, min(n_job, n_cores, free // max(1, largest * _BYTES_A_WEIGHT)))
 
 
-def side_by_side(jobs: Sequence[Callable[[Bench], T]], pool: WorkerPool, n: int, n_cores: int, progress: Progress,
-                 log_folder: Path | None = None) -> list[Outcome[T]]:
-    """Run jobs, n at a time, each to its end; one that fails leaves the others whole.
+@contextlib.contextmanager
+def pools_beside(pool: WorkerPool, n: int, log_folder: Path | None = None) -> Iterator[list[WorkerPool]]:
+    """A pool and n - 1 more of one worker each; all load the library while the caller prepares the jobs."""
+    with ExitStack() as stack:
+        pools = [pool, *(stack.enter_context(WorkerPool(1, log_folder)) for _ in range(n - 1))]
+        for own in pools:
+            own.start(1)
+        yield pools
+
+
+def side_by_side(jobs: Sequence[Callable[[Bench], T]], pools: Sequence[WorkerPool], n_cores: int,
+                 progress: Progress) -> list[Outcome[T]]:
+    """Run jobs, as many at a time as there are pools, each to its end; one that fails leaves the others whole.
 
     Args:
-        pool: its first worker is one of the n; the others are started for this.
+        pools: of each the first worker is used.
         progress: of all jobs together, a step that the caller starts and finishes.
-        log_folder: for the native logs of the workers that are started here.
 
     Returns:
         The outcomes, in the jobs' order.
@@ -76,38 +86,32 @@ def side_by_side(jobs: Sequence[Callable[[Bench], T]], pool: WorkerPool, n: int,
     Raises:
         BaseException: what stopped the caller, such as Ctrl-C; all workers are ended first.
     """
-    n = max(1, min(n, len(jobs)))
-    shared = _Shared(progress)
+    shared, stopped = _Shared(progress), threading.Event()
     benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
-    with ExitStack() as stack:
-        pools = [pool, *(stack.enter_context(WorkerPool(1, log_folder)) for _ in range(n - 1))]
-        for own in pools:
-            benches.put(Bench(own, max(1, n_cores // n), shared))
+    for own in pools:
+        benches.put(Bench(own, max(1, n_cores // len(pools)), shared))
 
-        stopped = threading.Event()
+    def run(job: Callable[[Bench], T]) -> Outcome[T] | None:
+        bench = benches.get()
+        try:
+            return None if stopped.is_set() else Outcome(job(bench), None)
+        except QuantkitError as error:
+            return Outcome(None, error)
+        except BaseException:
+            stopped.set()
+            raise
+        finally:
+            benches.put(bench)
 
-        def run(job: Callable[[Bench], T]) -> Outcome[T] | None:
-            bench = benches.get()
-            try:
-                return None if stopped.is_set() else Outcome(job(bench), None)
-            except QuantkitError as error:
-                return Outcome(None, error)
-            except BaseException:
-                stopped.set()
-                raise
-            finally:
-                benches.put(bench)
-
-        with ThreadPoolExecutor(n) as threads:
-            waiting = [threads.submit(run, job) for job in jobs]
-            try:
-                outcomes = [outcome for one in waiting if (outcome := one.result()) is not None]
-            except BaseException:
-                stopped.set()
-                for own in pools:
-                    own.kill()
-                raise
-    return outcomes
+    with ThreadPoolExecutor(len(pools)) as threads:
+        waiting = [threads.submit(run, job) for job in jobs]
+        try:
+            return [outcome for one in waiting if (outcome := one.result()) is not None]
+        except BaseException:
+            stopped.set()
+            for own in pools:
+                own.kill()
+            raise
 
 
 class _Shared:

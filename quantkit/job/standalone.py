@@ -20,9 +20,11 @@ from quantkit.job.imatrix_state import state_beside
 from quantkit.job.plans import resolve_tier
 from quantkit.job.progress import Progress
 from quantkit.job.quantize import QuantizedTier, prepare_importances, quantize_tier
-from quantkit.job.side_by_side import Bench, n_side, side_by_side
+from quantkit.job.quantize_cost import quantize_s
+from quantkit.job.side_by_side import Bench, n_side, pools_beside, side_by_side
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix
+from quantkit.spec.model import describe_model
 from quantkit.spec.plan import Plan
 from quantkit.spec.plan_coverage import check_coverage
 from quantkit.spec.protocol import Protocol
@@ -82,12 +84,12 @@ def quantize_to_files(base: Path, protocol: Protocol, targets: Mapping[str, Path
         EngineError, EngineCrash: the library failed at a tier; its target is as it was before, and the other tiers are written.
     """
     header = read_header(base)
+    model = describe_model(header)
     for target in targets.values():
         refuse_overwrite(target, [*header.parts, *([imatrix] if imatrix else [])], force=force)
-    matrix = read_imatrix(imatrix) if imatrix is not None else None
-    with WorkerPool(1) as pool:
-        subject = read_subject(base, "base")
-        plans = [resolve_tier(pool, subject.model, protocol, protocol.plan.tier(name), matrix.lengths() if matrix else {})
+    with WorkerPool(1) as pool, pools_beside(pool, n_side(header, len(targets), n_cores())) as pools:
+        matrix = read_imatrix(imatrix) if imatrix is not None else None
+        plans = [resolve_tier(pool, model, protocol, protocol.plan.tier(name), matrix.lengths() if matrix else {})
                  for name in targets]
         for plan in plans:
             for note in plan.notes():
@@ -101,13 +103,12 @@ def quantize_to_files(base: Path, protocol: Protocol, targets: Mapping[str, Path
                 progress.note(note)
 
         def quantize(plan: Plan, bench: Bench) -> QuantizedTier:
-            return quantize_tier(bench.pool, subject, plan, targets[plan.tier], importances, bench.progress, force=force,
+            return quantize_tier(bench.pool, model, plan, targets[plan.tier], importances, bench.progress, force=force,
                                  n_threads=bench.n_threads)
 
         progress.start("quantize " + " ".join(targets), sum(len(plan.rows) for plan in plans))
-        slowest_first = sorted(plans, key=lambda plan: plan.tensor_bytes)  # the fewer the bits, the longer the search for them
-        outcomes = side_by_side([partial(quantize, plan) for plan in slowest_first], pool, n_side(header, len(plans), n_cores()),
-                                n_cores(), progress)
+        longest_first = sorted(plans, key=quantize_s, reverse=True)
+        outcomes = side_by_side([partial(quantize, plan) for plan in longest_first], pools, n_cores(), progress)
         made = {outcome.result().tier: outcome.result() for outcome in outcomes}
         progress.finish()
         return [made[plan.tier] for plan in plans]

@@ -20,6 +20,8 @@ from quantkit.core.errors import EngineError
 from quantkit.spec.gguf_header import GgufHeader, TensorInfo, read_header
 from quantkit.spec.tensor_types import TensorType
 
+Maps = dict[Path, npt.NDArray[np.uint8]]  # files that stay open while many tensors are read
+
 _N_SAMPLED_ROWS = 32
 _COLUMNS = 256
 _FEW_BITS = {"Q1_0": (1, 2, -1), "Q2_0": (2, 1, -1)}  # bits, and value = scale * (factor * q + offset)
@@ -81,18 +83,20 @@ def check_quantized(source: GgufHeader, target: Path, expected_types: Mapping[st
     if wrong:
         raise EngineError(f"{target.name}: expected the plan's tensors, found {len(wrong)} others, the first: {wrong[0]}; write "
                           "it again")
-    errors = []
+    errors: list[TensorError] = []
+    maps: Maps = {}
     for tensor in source.tensors:
         if found[tensor.name].shape != tensor.shape:
             raise EngineError(f"{target.name}: expected shape {tensor.shape} for {tensor.name}, found "
                               f"{found[tensor.name].shape}; write it again")
         if found[tensor.name].type.name != tensor.type.name:
-            errors.append(measure_error(source, tensor, written, found[tensor.name]))
+            errors.append(measure_error(source, tensor, written, found[tensor.name], maps))
             _check_error(errors[-1])
     return errors
 
 
-def measure_error(source: GgufHeader, tensor: TensorInfo, written: GgufHeader, quantized: TensorInfo) -> TensorError:
+def measure_error(source: GgufHeader, tensor: TensorInfo, written: GgufHeader, quantized: TensorInfo,
+                  maps: Maps | None = None) -> TensorError:
     """The relative errors of a tensor: over all sampled rows, and in the worst run of 256 columns of a matrix in it.
 
     Sampled are 32 rows spread over the tensor, but no fewer than two of each expert.
@@ -104,8 +108,8 @@ def measure_error(source: GgufHeader, tensor: TensorInfo, written: GgufHeader, q
     n_rows = tensor.n_rows // n_matrix
     each = np.unique(np.linspace(0, n_rows - 1, max(2, _N_SAMPLED_ROWS // n_matrix)).astype(np.int64))
     rows = (np.arange(n_matrix)[:, None] * n_rows + each).ravel()
-    w = read_rows(source, tensor, rows).reshape(n_matrix, len(each), -1)
-    w_q = read_rows(written, quantized, rows).reshape(w.shape)
+    w = read_rows(source, tensor, rows, maps).reshape(n_matrix, len(each), -1)
+    w_q = read_rows(written, quantized, rows, maps).reshape(w.shape)
     if not np.isfinite(w_q).all():
         raise EngineError(f"{tensor.name} holds values that are not finite as {quantized.type.name}: make the file again")
     whole, lost = float(np.sum(w * w)), float(np.sum((w_q - w) ** 2))
@@ -129,11 +133,17 @@ def _worst_run(w: npt.NDArray[np.float64], w_q: npt.NDArray[np.float64]) -> floa
     return float(np.sqrt(np.max(lost / np.maximum(of_run, _NEGLIGIBLE**2 * of_run.mean()))))
 
 
-def read_rows(header: GgufHeader, tensor: TensorInfo, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Some rows of a tensor, dequantized: (n, ne0) float64. Nothing else of the file is read."""
+def read_rows(header: GgufHeader, tensor: TensorInfo, rows: npt.NDArray[np.int64],
+              maps: Maps | None = None) -> npt.NDArray[np.float64]:
+    """Some rows of a tensor, dequantized: (n, ne0) float64. Nothing else of the file is read; `maps` keeps it open."""
     row_bytes = tensor.type.row_bytes(tensor.shape[0])
-    data = np.memmap(header.parts[tensor.part], np.uint8, "r", tensor.offset, (tensor.n_rows, row_bytes))
-    return dequantize(np.ascontiguousarray(data[rows]), tensor.type)
+    path = header.parts[tensor.part]
+    if maps is None or (part := maps.get(path)) is None:
+        part = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        if maps is not None:
+            maps[path] = part
+    data = part[tensor.offset:tensor.offset + tensor.n_rows * row_bytes].reshape(tensor.n_rows, row_bytes)
+    return dequantize(data[rows], tensor.type)
 
 
 def dequantize(raw: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float64]:

@@ -11,9 +11,10 @@ from quantkit.core.files import sha256_file, sha256_json
 from quantkit.job.evaluation import Subject, n_cores, read_subject
 from quantkit.job.mtp_ladder import write_tier
 from quantkit.job.quantize import Importances, quantize_tier
+from quantkit.job.quantize_cost import quantize_s
 from quantkit.job.rundir import read_json, write_json
 from quantkit.job.session import Session, tier_file_name
-from quantkit.job.side_by_side import Bench, n_side, side_by_side
+from quantkit.job.side_by_side import Bench, n_side, pools_beside, side_by_side
 from quantkit.spec.plan import Plan
 
 
@@ -26,14 +27,15 @@ def tier_files(session: Session, plans: Sequence[Plan], importances: Importances
     found = {plan.tier: subject for plan in plans if (subject := _standing(session, plan, importances)) is not None}
     for tier in found:
         session.progress.note(f"quantize {tier}: done already")
-    missing = sorted((plan for plan in plans if plan.tier not in found), key=lambda plan: plan.tensor_bytes)  # slowest first
+    missing = sorted((plan for plan in plans if plan.tier not in found), key=quantize_s, reverse=True)
     if missing:
         n = n_side(session.base.model.header, len(missing), min(n_cores(), len(session.pool.workers)),
                    session.options.audit.memory_bytes)
         session.progress.start("quantize " + " ".join(plan.tier for plan in plans if plan.tier not in found),
                                sum(len(plan.rows) for plan in missing))
-        outcomes = side_by_side([partial(_make, session, plan, importances) for plan in missing], session.pool, n, n_cores(),
-                                session.progress, session.run.logs)
+        with pools_beside(session.pool, n, session.run.logs) as pools:
+            outcomes = side_by_side([partial(_make, session, plan, importances) for plan in missing], pools, n_cores(),
+                                    session.progress)
         session.progress.finish()
         for plan, outcome in zip(missing, outcomes, strict=True):
             if outcome.error is not None:
@@ -80,7 +82,7 @@ def _make(session: Session, plan: Plan, importances: Importances | None, bench: 
     run, base = session.run, session.base
     target = run.quants / tier_file_name(base.path, plan.tier)
     made = write_tier(run, session.protocol, base, plan.tier, target, lambda path: quantize_tier(
-        bench.pool, base, plan, path, importances, bench.progress, force=True, n_threads=bench.n_threads))
+        bench.pool, base.model, plan, path, importances, bench.progress, force=True, n_threads=bench.n_threads))
     subject = read_subject(target, plan.tier)
     write_json(run.record("quantize", plan.tier), {"key": _key(session, plan, importances),
                                                    "subject": subject_record(subject, importances),

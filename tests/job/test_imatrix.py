@@ -306,7 +306,7 @@ class TestZeros:
             base = read_subject(MODEL, "base")
             plan = resolve_tier(pool, base.model, protocol, protocol.plan.tier(tier), read_imatrix(path).lengths())
             with pytest.raises(EngineError, match=rf"{self.NAME} lost its weights as Q\d_K: .* found .* \(1\.000\); zeros"):
-                quantize_tier(pool, base, plan, tmp_path / "out" / "q.gguf", raw(path, values), Notes())
+                quantize_tier(pool, base.model, plan, tmp_path / "out" / "q.gguf", raw(path, values), Notes())
             assert left_in(tmp_path / "out") == []
 
     @pytest.mark.parametrize("tier", ["Q4_K_M", "Q3_K_M"])

@@ -47,7 +47,7 @@ def test_jobs_run_at_the_same_time_and_answer_in_order(tmp_path: Path) -> None:
         bench.progress.finish()
         return job(f"{bench.n_threads} threads")
 
-    outcomes = side_by_side([waits, waits, waits, waits], WorkerPool(1, tmp_path), 2, 8, steps)
+    outcomes = side_by_side([waits, waits, waits, waits], [WorkerPool(1, tmp_path) for _ in range(2)], 8, steps)
     assert [outcome.result() for outcome in outcomes] == ["4 threads"] * 4
     assert (steps.n, steps.started) == (12, 0)  # the parts' own steps have no bars
 
@@ -56,7 +56,7 @@ def test_one_that_fails_leaves_the_others_whole(tmp_path: Path) -> None:
     def fails(bench: Bench) -> str:
         raise EngineError("expected weights, got none")
 
-    outcomes = side_by_side([fails, lambda bench: "whole"], WorkerPool(1, tmp_path), 1, 1, Steps())
+    outcomes = side_by_side([fails, lambda bench: "whole"], [WorkerPool(1, tmp_path)], 1, Steps())
     assert [outcome.value for outcome in outcomes] == [None, "whole"]
     with pytest.raises(EngineError, match="got none"):
         outcomes[0].result()
@@ -72,7 +72,7 @@ def test_an_interruption_reaches_the_caller_and_starts_no_further_job(tmp_path: 
         ran.append(1)
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([interrupted, *[counts] * 100], WorkerPool(1, tmp_path), 1, 1, Steps())
+        side_by_side([interrupted, *[counts] * 100], [WorkerPool(1, tmp_path)], 1, Steps())
     assert ran == []
 
 
