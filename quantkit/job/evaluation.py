@@ -165,7 +165,7 @@ def read_subject(path: Path, name: str) -> Subject:
         GgufError: the header is not sound.
         InputError: the file's name is not UTF-8, so that no record could hold it.
     """
-    _require_utf8(path)
+    require_utf8(path)
     model = describe_model(read_header(path))
     return Subject(name=name, model=model, sha256=join_hashes([sha256_file(part) for part in model.header.parts]))
 
@@ -175,7 +175,7 @@ def join_hashes(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def _require_utf8(path: Path) -> None:
+def require_utf8(path: Path) -> None:
     """Refuse a name that Python could only hold as surrogates: no JSON and no table takes those."""
     try:
         path.name.encode()

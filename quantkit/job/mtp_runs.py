@@ -20,6 +20,7 @@ from quantkit.engine.draft_session import MORE_ROWS, block_rows, generate, open_
 from quantkit.engine.lockstep import close_group
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
+from quantkit.job.answers import check_generation
 from quantkit.job.mtp_prompts import Prompt
 from quantkit.job.progress import Progress
 from quantkit.measure.acceptance import VerifyStep
@@ -69,9 +70,11 @@ class Arms:
     def run(self, prompt: Prompt, n_predict: int, n_draft: int, sampler: Sampler | None, *, watch: tuple[int, ...] = (),
             prompt_to_head: bool = True) -> Generation:
         """One run of one prompt; n_draft 0 is the trunk alone."""
-        pool = self._ready(n_draft > 0)
-        found: Generation = pool.call(self._step(n_draft > 0), generate, prompt=prompt.tokens, n_predict=n_predict, n_draft=n_draft,
-                                      sampler=sampler, watch=watch, prompt_to_head=prompt_to_head)
+        step = self._step(n_draft > 0)
+        found: Generation = self._ready(n_draft > 0).call(
+            step, generate, prompt=prompt.tokens, n_predict=n_predict, n_draft=n_draft, sampler=sampler, watch=watch,
+            prompt_to_head=prompt_to_head)
+        check_generation(step, found, n_predict, n_draft)
         return found
 
     def block_rows(self, prompt: Prompt, tokens: tuple[int, ...], n_block: int,

@@ -14,6 +14,7 @@ from quantkit.core.units import format_bytes
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.refpack import encode, open_pack
 from quantkit.engine.settings import Offload
+from quantkit.job.answers import check_encoded
 from quantkit.job.corpus import read_corpus
 from quantkit.job.evaluation import (
     Evaluation,
@@ -119,7 +120,9 @@ def _encode_missing(pool: WorkerPool, protocol: Protocol, base: Subject, evaluat
     opened = pool.broadcast("load reference pack", open_pack, path=base.path, settings=evaluation.settings,
                             offload=evaluation.offload, tokens=evaluation.tokens, rule=head_rule(protocol))
     tasks = [{"chunks": tuple(missing[i:i + _CHUNKS_A_TASK])} for i in range(0, len(missing), _CHUNKS_A_TASK)]
+    n_scored = evaluation.settings.n_ctx - 1 - evaluation.settings.n_ctx // 2
     for item in pool.stream("reference pack", encode, tasks):
+        check_encoded("reference pack", item.chunk, item.numbers, missing, n_scored)
         parts.save(item.chunk, (item.numbers.tobytes(), *item.data))
         progress.advance()
     progress.finish()

@@ -18,6 +18,7 @@ from quantkit.engine.chat_text import render_chat
 from quantkit.engine.lockstep import close_group, read_build
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.refpack import PackedRows, open_pack_audit, score_pack
+from quantkit.job.answers import check_packed
 from quantkit.job.audit import read_summary, write_tier
 from quantkit.job.evaluation import (
     Evaluation,
@@ -164,6 +165,7 @@ def score_tier(pool: WorkerPool, audited: AuditedText, tier: Subject, progress: 
     progress.start(f"audit {tier.name}", len(chunks))
     progress.advance(len(chunks) - len(missing))
     for item in packed_rows(pool, evaluation, text.pack.path, tier, missing):
+        check_packed(f"audit {tier.name}", item.rows, item.tail_kld, missing)
         parts.save(item.chunk, (item.rows.tobytes(), item.tail_kld.tobytes()))
         progress.advance()
     progress.finish()

@@ -24,6 +24,7 @@ from quantkit.engine.lockstep import Rows, close_group
 from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import ContextSettings, Offload
 from quantkit.engine.trial import Trial, measure_trials, open_trials
+from quantkit.job.answers import check_trial
 from quantkit.job.evaluation import Subject
 from quantkit.job.memory import free_memory_bytes
 from quantkit.job.progress import Progress
@@ -106,6 +107,7 @@ class TrialRunner:
         self._progress.start(step, len(todo))
         for done in self._pool.stream(step, measure_trials, tasks):
             rows = done.rows
+            check_trial(step, rows, chunks.chunks)
             rows["article"] = np.repeat(chunks.articles, len(rows) // len(chunks.chunks))
             self._progress.advance()
             yield done.key, rows

@@ -13,7 +13,7 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.engine.settings import Offload
 from quantkit.job.calibration import Overlap, importance_notes, read_overlaps
 from quantkit.job.corpus import find_corpus, read_corpus
-from quantkit.job.evaluation import choose_offload, n_cores, read_subject
+from quantkit.job.evaluation import choose_offload, n_cores, read_subject, require_utf8
 from quantkit.job.foreign import read_imatrix
 from quantkit.job.imatrix import collect_imatrix
 from quantkit.job.imatrix_state import state_beside
@@ -80,12 +80,13 @@ def quantize_to_files(base: Path, protocol: Protocol, targets: Mapping[str, Path
         targets: each tier's name and its file.
 
     Raises:
-        PlanError, ImatrixError: before any work, what cannot be carried out.
+        PlanError, ImatrixError, InputError: before any work, what cannot be carried out.
         EngineError, EngineCrash: the library failed at a tier; its target is as it was before, and the other tiers are written.
     """
     header = read_header(base)
     model = describe_model(header)
     for target in targets.values():
+        require_utf8(target)
         refuse_overwrite(target, [*header.parts, *([imatrix] if imatrix else [])], force=force)
     with WorkerPool(1) as pool, pools_beside(pool, n_side(header, len(targets), n_cores())) as pools:
         matrix = read_imatrix(imatrix) if imatrix is not None else None

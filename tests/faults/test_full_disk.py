@@ -19,7 +19,7 @@ from quantkit.job import quantize
 from quantkit.job.ladder import run_ladder
 from quantkit.job.parts import PartFile
 from quantkit.job.progress import Silent
-from quantkit.job.standalone import quantize_to_file
+from quantkit.job.standalone import collect_to_file, quantize_to_file
 from quantkit.spec.protocol import load_protocol
 from tests.faults import fakes
 from tests.faults.mounts import PAGE, grow, small_disk
@@ -164,6 +164,26 @@ class TestEngine:
             grow(disk, n_page=2000)
             made = quantize_to_file(base, load_protocol("demo-v1"), "Q8_0", disk / "tier.gguf", Silent())
             assert made.sha256 == sha256_file(disk / "tier.gguf")
+
+    def test_a_matrix_alone(self, base: Path, tmp_path: Path) -> None:
+        """`quantkit imatrix`: its state, its report and the matrix in turn have no room; then all is as if it had been there."""
+        protocol = load_protocol("demo-v1", ["imatrix.chunks=first", "imatrix.n_chunk=2"])
+        collect_to_file(base, protocol, tmp_path / "expected.gguf", Silent())
+        faults = []
+        with small_disk(tmp_path / "disk", n_page=1) as disk:
+            target = disk / "imatrix.gguf"
+            for n_page in range(2, 200, 6):
+                try:
+                    collect_to_file(base, protocol, target, Silent())
+                    break
+                except NoSpace as error:
+                    faults.append(str(error))
+                assert not target.exists()
+                grow(disk, n_page=n_page)
+            assert sha256_file(target) == sha256_file(tmp_path / "expected.gguf")
+            assert list(disk.iterdir()) == [target]
+        assert len(faults) > 1
+        assert all(re.search(FULL, fault) for fault in faults)
 
     def test_a_whole_run(self, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Too little for the matrix, the tier's file and the rows in turn; then enough. Room is asked for first, and goes away."""

@@ -13,6 +13,7 @@ from quantkit.core.files import temp_path, write_atomic
 from quantkit.job.evaluation import read_subject
 from quantkit.job.ladder import RunOptions, run_ladder
 from quantkit.job.progress import Silent
+from quantkit.job.standalone import quantize_to_files
 from quantkit.spec.gguf_header import read_header
 from quantkit.spec.imatrix_file import Imatrix, ImatrixEntry, read_imatrix, write_imatrix
 from quantkit.spec.plan_records import as_mapping
@@ -101,3 +102,11 @@ def test_a_file_name_that_is_not_utf8_is_refused_before_it_is_hashed(tmp_path: P
     tiny_model(path)
     with pytest.raises(InputError, match=r"expected a file name in UTF-8, got 'm\\udcff\.gguf': rename the file"):
         read_subject(path, "base")
+
+
+def test_a_tier_is_not_written_to_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "tiny-BF16.gguf")[0]
+    target = Path(os.fsdecode(os.fsencode(tmp_path) + b"/q\xff.gguf"))
+    with pytest.raises(InputError, match=r"expected a file name in UTF-8, got 'q\\udcff\.gguf': rename the file"):
+        quantize_to_files(base, load_protocol("demo-v1"), {"Q8_0": target}, Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-BF16.gguf"]
