@@ -16,6 +16,7 @@ from quantkit.core.files import sha256_file, sha256_json
 from quantkit.core.units import format_bytes
 from quantkit.engine.lockstep import close_group, open_audit, open_panel, score, score_panel
 from quantkit.engine.pool import WorkerPool
+from quantkit.job.deal import deal
 from quantkit.job.evaluation import Evaluation, Subject, check_same_text
 from quantkit.job.memory import AuditLayout, free_disk_bytes, plan_layout
 from quantkit.job.parts import PartFile, Rows, merge_rows, read_parquet, write_parquet
@@ -24,8 +25,6 @@ from quantkit.job.rundir import RunFolder, read_json, write_json
 from quantkit.measure.summary import base_rows, summarize
 from quantkit.spec.records import TierSummary
 from quantkit.spec.refpack_records import PackReference
-
-_CHUNKS_A_TASK = 4
 
 Writer = Callable[[Subject, Mapping[int, Rows]], None]
 
@@ -207,7 +206,7 @@ class _Audit:
                                        tier_settings=tuple(t.settings or settings for t in tiers), **self._common())
         allocated = sum(b.size_bytes for own in buffers for b in own if "Mapped" not in b.device)
         self._progress.note(f"llama.cpp allocated {format_bytes(allocated)} besides the mapped files")
-        tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
+        tasks = [{"chunks": task} for task in deal(chunks, len(self._pool.workers))]
         for item in self._pool.stream(name, score, tasks):
             if len(item.tiers) != len(tiers):
                 raise EngineError(f"{name}: expected the rows of {len(tiers)} tiers, got those of {len(item.tiers)} from a worker "

@@ -16,6 +16,7 @@ from quantkit.engine.refpack import encode, open_pack
 from quantkit.engine.settings import Offload
 from quantkit.job.answers import check_encoded
 from quantkit.job.corpus import read_corpus
+from quantkit.job.deal import deal
 from quantkit.job.evaluation import (
     Evaluation,
     Subject,
@@ -46,7 +47,6 @@ from quantkit.spec.refpack_records import (
     PackFacts,
 )
 
-_CHUNKS_A_TASK = 2
 _BYTES_AN_ID = 24  # of a chunk's heads while they are encoded
 _N_PARTS = 3  # numbers, heads, tails
 
@@ -119,7 +119,7 @@ def _encode_missing(pool: WorkerPool, protocol: Protocol, base: Subject, evaluat
     progress.advance(len(chunks) - len(missing))
     opened = pool.broadcast("load reference pack", open_pack, path=base.path, settings=evaluation.settings,
                             offload=evaluation.offload, tokens=evaluation.tokens, rule=head_rule(protocol))
-    tasks = [{"chunks": tuple(missing[i:i + _CHUNKS_A_TASK])} for i in range(0, len(missing), _CHUNKS_A_TASK)]
+    tasks = [{"chunks": task} for task in deal(missing, n_workers)]
     n_scored = evaluation.settings.n_ctx - 1 - evaluation.settings.n_ctx // 2
     for item in pool.stream("reference pack", encode, tasks):
         check_encoded("reference pack", item.chunk, item.numbers, missing, n_scored)

@@ -20,6 +20,7 @@ from quantkit.engine.pool import WorkerPool
 from quantkit.engine.refpack import PackedRows, open_pack_audit, score_pack
 from quantkit.job.answers import check_packed
 from quantkit.job.audit import read_summary, write_tier
+from quantkit.job.deal import deal
 from quantkit.job.evaluation import (
     Evaluation,
     Subject,
@@ -47,7 +48,6 @@ from quantkit.spec.protocol import Protocol
 from quantkit.spec.records import ROW_DTYPE
 from quantkit.spec.refpack_records import PackReference
 
-_CHUNKS_A_TASK = 4
 _RECORD = ("file", "size_bytes", "sha256", "bpw", "bpw_core", "imatrix_sha256")
 Floats = npt.NDArray[np.float64]
 
@@ -148,7 +148,7 @@ def packed_rows(pool: WorkerPool, evaluation: Evaluation, pack: Path, tier: Subj
         return
     pool.broadcast(f"load {tier.name}", open_pack_audit, path=tier.path, settings=evaluation.settings, offload=evaluation.offload,
                    pack=pack)
-    tasks = [{"chunks": tuple(chunks[i:i + _CHUNKS_A_TASK])} for i in range(0, len(chunks), _CHUNKS_A_TASK)]
+    tasks = [{"chunks": task} for task in deal(chunks, len(pool.workers))]
     yield from pool.stream(f"audit {tier.name}", score_pack, tasks)
     pool.broadcast("close", close_group)
 

@@ -17,6 +17,7 @@ Source: tools/imatrix/imatrix.cpp (save_imatrix, save_imatrix_legacy), common/im
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,10 +132,16 @@ def write_imatrix(path: Path, imatrix: Imatrix, devices: Mapping[str, str] = Map
             # trailing dimensions of one are not written, as ggml does not write them
             writer.add_tensor(name + _SUMS, sums if n_expert > 1 else sums[0])
             writer.add_tensor(name + _COUNTS, counts if n_expert > 1 else counts[0])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+        except OSError:
+            for file in writer.fout or ():
+                with contextlib.suppress(OSError):  # what is still in its buffer has no room either
+                    file.close()
+            raise
 
 
 def base_names(datasets: tuple[str, ...]) -> tuple[str, ...]:

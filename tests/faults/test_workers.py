@@ -159,13 +159,13 @@ class TestAnswers:
 
     def test_chunks_that_never_come_are_told(self, job: fakes.Job, tmp_path: Path, expected: dict[str, str],
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-        """A worker that ends its work early, as if all of it were done."""
+        """A worker that ends each task early, as if all of it were done."""
         def score(state: Any, *, chunks: tuple[int, ...]) -> Iterator[ChunkRows]:
             yield from lockstep.score(state, chunks=chunks[:-1])
 
         monkeypatch.setattr(audit_module, "score", score)
         failed = job.run(tmp_path / "run").failed
-        assert "audit Q8_0: expected the rows of 6 chunks, the workers gave none of 1," in str(failed["Q8_0"])
+        assert "audit Q8_0: expected the rows of 6 chunks, the workers gave none of 3," in str(failed["Q8_0"])
         monkeypatch.setattr(audit_module, "score", lockstep.score)
         assert job.run(tmp_path / "run").failed == {}
         assert fakes.bundle_of(tmp_path / "run") == expected
