@@ -33,6 +33,8 @@ ELSEWHERE = {  # why a message needs no step of its own
         "the step is the same in several messages, and has the text's name in it",
     f"the system refused{GAP}: {GAP}": "a finding of the doctor, which has its fix in a column",
     f"expected an importance matrix at {GAP}: {GAP}": "ends with the message of the header's reader",
+    f"expected an importance matrix: {GAP}": "ends with the message of the reading process",
+    f"chunk {GAP} of the calibration text: {GAP}": "ends with the message of the pass that failed",
 }
 
 

@@ -254,7 +254,7 @@ class CollectSession:
                         self._head.follow(block, pos, scored=True)
             return self._collector.take()
         except EngineError as error:
-            raise EngineError(f"chunk {chunk} of the calibration text: {error}; see the step's log") from error
+            raise EngineError(f"chunk {chunk} of the calibration text: {error}") from error
 
     def close(self) -> None:
         """Free contexts, then weights."""

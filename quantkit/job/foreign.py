@@ -96,7 +96,7 @@ def read_imatrix(path: Path) -> Imatrix:
     except ImatrixError:
         raise
     except InputError as error:
-        raise ImatrixError(f"expected an importance matrix: {error}; collect it again") from error
+        raise ImatrixError(f"expected an importance matrix: {error}") from error
     return dataclasses.replace(matrix, entries=MappingProxyType(matrix.entries))
 
 
