@@ -220,7 +220,7 @@ def _read_gguf(path: Path) -> Imatrix:
     if kind != "imatrix":
         if kind == "model" or "general.architecture" in header.metadata:
             raise ImatrixError(f"expected an importance matrix, got a model: {path} has general.architecture = "
-                               f"{header.metadata.get('general.architecture')!r}; were the two files swapped; give the matrix")
+                               f"{header.metadata.get('general.architecture')!r}; give the matrix (were the two files swapped?)")
         raise ImatrixError(f"expected general.type = 'imatrix' in {path}, got {kind!r}: it is no importance matrix; give "
                            "another file")
     datasets = header.metadata.get("imatrix.datasets")
