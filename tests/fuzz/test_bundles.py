@@ -72,15 +72,18 @@ def seal_again(bundle: Path, changed: str) -> None:
         facts = json.loads(path.read_bytes())
         if changed in facts["files"]:
             facts["files"][changed] = {"sha256": sha256_file(bundle / changed), "size_bytes": (bundle / changed).stat().st_size}
+        _, tier, kind = f"{changed}//".split("/")[:3]
+        if kind == "summary.json":
+            facts["tiers"][tier]["summary_sha256"] = sha256_file(bundle / changed)
         facts["result_id"] = result_id_of(facts)
         text = json.dumps({**facts, "seal": seal_of(facts)}, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         path.write_text(text, "utf-8")
 
 
 def numbers_in(summary: bytes) -> Any:
-    """What a summary's record says was measured; None where it says nothing that can be read."""
+    """What a summary's record says was measured, to nine digits: rounding is no damage. None where it says nothing readable."""
     try:
-        return json.loads(summary)["summary"]
+        return json.loads(summary, parse_float=lambda number: f"{float(number):.9g}")["summary"]
     except (ValueError, TypeError, KeyError):
         return None
 
